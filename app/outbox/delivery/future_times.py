@@ -8,6 +8,7 @@ reconciliations take such a time for what it is where they read it.
 """
 
 from itertools import groupby
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -21,33 +22,56 @@ from app.outbox.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
 
 
+class _Time(NamedTuple):
+    """A column of times that are at most `most` ms ahead of the clock, and how far ahead they are brought back to."""
+
+    column: sa.Column[int]
+    most: int = 0
+    becomes: int = 0
+    only: sa.ColumnElement[bool] = sa.true()
+
+
 def bring_back_future_times(database: Database, lease_ms: int, now: int) -> int:
-    """Bring back the times that a clock which was ahead has stored; return how many rows were changed.
+    """Bring back the times that a clock which was ahead has stored; return how many were changed.
 
     `lease_ms` is how long a lease lasts. A worker that has a lease keeps it, because it renews it; one that is gone
     loses it after `lease_ms`. Safe to run concurrently. Raises `DatabaseUnavailable`.
     """
+    return _parked(database, now) + sum(_bring_back(database, time, now) for time in _times(lease_ms))
+
+
+def _times(lease_ms: int) -> tuple[_Time, ...]:
+    """Return the times of which each is changed by itself."""
+    t, s, w, u = tables.targets.c, tables.sources.c, tables.workers.c, tables.upkeep.c
+    r, d = tables.reconciliations.c, tables.redeliveries.c
+    run_ms, arrival_ms = FUTURE_TIMES.run_lease_ms, REDELIVERY.latest_arrival_ms
+    of_heartbeats = (tables.heartbeats.c.at, u.succeeded_at, u.failed_at, w.at, w.started_at, w.served_at, w.ended_at)
     return (
-        _leases(database, lease_ms, now)
-        + _parked(database, now)
-        + _targets(database, now)
-        + _sources(database, lease_ms, now)
-        + _heartbeats(database, now)
-        + _other_times(database, now)
+        _Time(tables.cursors.c.leased_until, lease_ms, lease_ms),
+        _Time(t.resume_at, FUTURE_TIMES.max_retry_after_ms),
+        _Time(t.opening_due_at, FUTURE_TIMES.max_opening_pause_ms),
+        _Time(t.created_at),  # its heartbeat's age
+        _Time(s.leased_until, lease_ms, lease_ms),
+        _Time(s.resume_at),
+        _Time(r.alive_until, run_ms, run_ms, r.state.in_((RUNNING, BACKFILLING))),
+        _Time(d.due, arrival_ms, arrival_ms),
+        _Time(d.until, arrival_ms, arrival_ms),
+        *map(_Time, of_heartbeats),
     )
 
 
-def _leases(database: Database, lease_ms: int, now: int) -> int:
-    c, count = tables.cursors.c, 0
-    ahead = (c.replay_id == WHOLE_LOG, c.leased_until > now + lease_ms + FUTURE_TIMES.tolerance_ms)
+def _bring_back(database: Database, time: _Time, now: int) -> int:
+    table, column = time.column.table, time.column
+    ahead = (column > now + time.most + FUTURE_TIMES.tolerance_ms, column < NEVER, time.only)
+    keys = list(table.primary_key)
     with database.reading() as connection:
-        rows = connection.execute(sa.select(c.target_id, c.partition).where(*ahead).order_by(c.target_id)).all()
-    for target_id, group in groupby(rows, key=lambda row: row.target_id):
-        partitions = [row.partition for row in group]
-        with database.writing() as connection:
-            lock_cursors(connection, target_id, partitions)
-            update = tables.cursors.update().where(c.target_id == target_id, c.partition.in_(partitions), *ahead)
-            count += connection.execute(update.values(leased_until=now + lease_ms)).rowcount
+        rows = connection.execute(sa.select(*keys).where(*ahead)).all()
+    count = 0
+    for row in rows:  # each by a statement that commits by itself: intake waits for a target's row
+        this = [key == value for key, value in zip(keys, row, strict=True)]
+        with database.committing() as connection:
+            update = sa.update(table).where(*this, *ahead).values({column.name: now + time.becomes})
+            count += connection.execute(update).rowcount
     return count
 
 
@@ -79,75 +103,4 @@ def _parked(database: Database, now: int) -> int:
                 with database.writing() as connection:
                     lock_cursors(connection, target_id, affected)
                     count += transitions.bring_forward(connection, sa.and_(*here), now)
-    return count
-
-
-def _targets(database: Database, now: int) -> int:
-    """Bring back when breakers are probed and targets opened, and when a target was created: its heartbeat's age."""
-    t, count = tables.targets.c, 0
-    changes = (
-        (t.resume_at, now + FUTURE_TIMES.max_retry_after_ms),
-        (t.opening_due_at, now + FUTURE_TIMES.max_opening_pause_ms),
-        (t.created_at, now),
-    )
-    for column, latest in changes:
-        ahead = (column > latest + FUTURE_TIMES.tolerance_ms, column < NEVER)
-        with database.reading() as connection:
-            ids = connection.execute(sa.select(t.id).where(*ahead)).scalars().all()
-        for row_id in ids:  # each by a statement that commits by itself: intake waits for a target's row
-            with database.committing() as connection:
-                update = tables.targets.update().where(t.id == row_id, *ahead)
-                count += connection.execute(update.values({column.name: now})).rowcount
-    return count
-
-
-def _sources(database: Database, lease_ms: int, now: int) -> int:
-    s, lease_ends = tables.sources.c, now + lease_ms
-    is_leased = s.leased_until > lease_ends + FUTURE_TIMES.tolerance_ms
-    is_failed = s.resume_at > now + FUTURE_TIMES.tolerance_ms
-    bounded = {
-        "leased_until": sa.case((is_leased, lease_ends), else_=s.leased_until),
-        "resume_at": sa.case((is_failed, now), else_=s.resume_at),
-    }
-    with database.committing() as connection:
-        return connection.execute(tables.sources.update().where(sa.or_(is_leased, is_failed)).values(bounded)).rowcount
-
-
-def _heartbeats(database: Database, now: int) -> int:
-    h, u, w = tables.heartbeats.c, tables.upkeep.c, tables.workers.c
-    times = (
-        (h.name, [h.at]),
-        (u.name, [u.succeeded_at, u.failed_at]),
-        (w.id, [w.at, w.started_at, w.served_at, w.ended_at]),
-    )
-    count = 0
-    for key, columns in times:
-        latest = now + FUTURE_TIMES.tolerance_ms
-        ahead = sa.or_(*(column > latest for column in columns))
-        with database.reading() as connection:
-            keys = connection.execute(sa.select(key).where(ahead)).scalars().all()
-        values = {column.name: sa.case((column > latest, now), else_=column) for column in columns}
-        for one in keys:
-            with database.committing() as connection:
-                count += connection.execute(key.table.update().where(key == one, ahead).values(values)).rowcount
-    return count
-
-
-def _other_times(database: Database, now: int) -> int:
-    r, d = tables.reconciliations.c, tables.redeliveries.c
-    with database.reading() as connection:
-        alive = (
-            r.state.in_((RUNNING, BACKFILLING)),
-            r.alive_until > now + FUTURE_TIMES.run_lease_ms + FUTURE_TIMES.tolerance_ms,
-        )
-        runs = connection.execute(sa.select(r.id).where(*alive)).scalars().all()
-    latest = now + REDELIVERY.latest_arrival_ms
-    with database.committing() as connection:
-        update = tables.redeliveries.update().where(d.until > latest + FUTURE_TIMES.tolerance_ms)
-        bounded = {"until": latest, "due": sa.case((d.due > latest, latest), else_=d.due)}
-        count = connection.execute(update.values(bounded)).rowcount
-    for row_id in runs:
-        with database.committing() as connection:
-            update = tables.reconciliations.update().where(r.id == row_id, *alive)
-            count += connection.execute(update.values(alive_until=now + FUTURE_TIMES.run_lease_ms)).rowcount
     return count
