@@ -12,9 +12,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.column_values import NEVER, REVOKED, WHOLE_LOG
+from app.outbox.column_values import NEVER, REVOKED
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.engine.locks import own_cursors
 from app.outbox.engine.many_rows import search_each
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow
@@ -55,7 +56,7 @@ def read_partitions(database: Database, target: TargetId) -> list[PartitionState
         cursors = connection.execute(
             sa.select(c.lease_token, c.leased_until, *arrivals.CURSOR)
             .select_from(arrivals.CURSORS)
-            .where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
+            .where(own_cursors(target_id))
             .order_by(c.partition)
         ).all()
         windows = {

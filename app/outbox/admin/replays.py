@@ -17,7 +17,7 @@ from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, inserted_id, now_ms
-from app.outbox.engine.locks import lock_cursors, lock_tail, repeated_after_deadlock
+from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.policies import REPLAYS
 from app.outbox.targets import UnknownTarget, find_target
@@ -243,5 +243,5 @@ def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:
         .correlate(tables.cursors)
         .scalar_subquery()
     )
-    query = sa.select(c.partition, first.label("seq")).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
+    query = sa.select(c.partition, first.label("seq")).where(own_cursors(target_id))
     return {row.partition: row.seq for row in connection.execute(query) if row.seq is not None}

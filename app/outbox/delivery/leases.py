@@ -25,7 +25,7 @@ from app.outbox.column_values import REVOKED, WHOLE_LOG
 from app.outbox.delivery.due_work import DueTarget, due_of_target, is_free
 from app.outbox.delivery.parked import PartitionOf, read_refusals, with_parked
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
 from app.outbox.log.arrivals import unread_after
 from app.outbox.policies import DUE_WORK, LEASES
 
@@ -196,11 +196,10 @@ class Leases:
     @repeated_after_deadlock
     def claim(self, row_id: int, partitions: Collection[int], token: str, now: int) -> Lease | None:
         """Lease those of a target's partitions that no worker has; return None if there are none."""
-        c = tables.cursors.c
         with self._database.committing() as connection:
             claimed = connection.execute(
                 tables.cursors.update()
-                .where(_log_cursors(row_id), c.partition.in_(partitions), is_free(tables.cursors, now))
+                .where(own_cursors(row_id, partitions), is_free(tables.cursors, now))
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
         if not claimed.rowcount:
@@ -254,7 +253,7 @@ class Leases:
         with self._database.committing() as connection:
             renewed = connection.execute(
                 tables.cursors.update()
-                .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
+                .where(own_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
                 .values(leased_until=at_least(tables.cursors.c.leased_until, now + self._lease_ms))
             )
         return bool(renewed.rowcount == len(lease.positions))
@@ -268,7 +267,7 @@ class Leases:
         with self._database.committing() as connection:
             connection.execute(
                 tables.cursors.update()
-                .where(_log_cursors(target_id), tables.cursors.c.lease_token == token)
+                .where(own_cursors(target_id), tables.cursors.c.lease_token == token)
                 .values(lease_token="", leased_until=0)
             )
 
@@ -301,7 +300,7 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
 def fence(connection: sa.Connection, lease: Lease, partition: int) -> None:
     """Lock the cursor of a lease's partition until the transaction ends. Raises `LeaseLost` if another one has it."""
     c = tables.cursors.c
-    mine = (_log_cursors(lease.target_id), c.partition == partition, c.lease_token == lease.token)
+    mine = (own_cursors(lease.target_id, [partition]), c.lease_token == lease.token)
     if connection.execute(sa.select(c.partition).where(*mine).with_for_update()).first() is None:
         raise LeaseLost(f"partition {partition} of target {lease.target_id}")
 
@@ -340,10 +339,6 @@ def lease_holders(connection: sa.Connection, now: int) -> dict[str, dict[int, in
 def at_least(column: sa.ColumnElement[int], value: sa.ColumnElement[int] | int) -> sa.ColumnElement[int]:
     """Return the greater of a column and a value: a value read before waiting for a lock must not decrease it."""
     return sa.case((column < value, value), else_=column)
-
-
-def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
-    return sa.and_(tables.cursors.c.target_id == target_id, tables.cursors.c.replay_id == WHOLE_LOG)
 
 
 def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:

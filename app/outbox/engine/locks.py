@@ -42,15 +42,20 @@ def try_lock_tail(connection: sa.Connection) -> bool:
     return bool(connection.execute(lock).all())
 
 
+def own_cursors(target_id: int, partitions: Collection[int] | None = None) -> sa.ColumnElement[bool]:
+    """Return the condition for a target's own cursors of the log, in these partitions (None: in all)."""
+    c = tables.cursors.c
+    mine = sa.and_(c.target_id == target_id, c.replay_id == WHOLE_LOG)
+    return mine if partitions is None else sa.and_(mine, c.partition.in_(sorted(partitions)))
+
+
 def lock_cursors(connection: sa.Connection, target_id: int, partitions: Collection[int] | None = None) -> Sequence[Any]:
     """Prevent workers from settling in a target's partitions (None: in all) until the transaction ends.
 
     Returns the partition and position of each cursor, sorted by partition; no rows if the target was removed.
     """
     c = tables.cursors.c
-    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
-    if partitions is not None:
-        query = query.where(c.partition.in_(sorted(partitions)))
+    query = sa.select(c.partition, c.position).where(own_cursors(target_id, partitions))
     return connection.execute(query.order_by(c.partition).with_for_update()).all()
 
 

@@ -19,11 +19,9 @@ from app.events.frontends.registry import HIDING
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, KeyState, Layer, Place, VersionState, version_of
 from app.outbox import tables
-from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.leases import Lease, fence
-from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.reading import is_for, is_named, readable
 from app.outbox.policies import RETENTION
@@ -252,9 +250,7 @@ class ObjectVersions:
         c = tables.cursors.c
         filled = sa.exists().where(_V.target_id == c.target_id, _V.partition == c.partition).correlate(tables.cursors)
         query = sa.select(c.partition, (c.folded < c.position).label("gap"), filled.label("filled")).where(
-            c.target_id == self._lease.target_id,
-            c.partition.in_(list(self._lease.positions)),
-            c.replay_id == WHOLE_LOG,
+            own_cursors(self._lease.target_id, self._lease.positions)
         )
         for row in self._connection.execute(query):
             if row.gap:
@@ -274,7 +270,7 @@ class ObjectVersions:
                     if dropped < RETENTION.batch_version_rows:
                         connection.execute(
                             tables.cursors.update()
-                            .where(cursors.of_log(self._lease.target_id, [partition]))
+                            .where(own_cursors(self._lease.target_id, [partition]))
                             .values(folded=c.position)
                         )
             self._gaps.discard(partition)

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.column_values import WHOLE_LOG
 from app.outbox.engine.database import Database
+from app.outbox.engine.locks import own_cursors
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import RETENTION
 from app.outbox.versions.object_versions import ObjectKey, drop
@@ -102,9 +102,7 @@ def _is_used(cursor: Any) -> bool:
 
 def _cursor(connection: sa.Connection, target_id: int, partition: int, *, lock: bool = False) -> Any:
     c = tables.cursors.c
-    query = sa.select(c.position, c.folded).where(
-        c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG
-    )
+    query = sa.select(c.position, c.folded).where(own_cursors(target_id, [partition]))
     return connection.execute(query.with_for_update() if lock else query).one_or_none()
 
 

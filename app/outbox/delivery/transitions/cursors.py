@@ -5,16 +5,11 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.column_values import REVOKED, WHOLE_LOG
+from app.outbox.column_values import REVOKED
+from app.outbox.engine.locks import own_cursors
 from app.outbox.log_head import LogHead
 
 _C = tables.cursors.c
-
-
-def of_log(target_id: int, partitions: Collection[int] | None = None) -> sa.ColumnElement[bool]:
-    """Return the condition for a target's own cursors of the log, in these partitions (None: in all)."""
-    mine = sa.and_(_C.target_id == target_id, _C.replay_id == WHOLE_LOG)
-    return mine if partitions is None else sa.and_(mine, _C.partition.in_(sorted(partitions)))
 
 
 def begin(connection: sa.Connection, target_id: int, head: LogHead) -> None:
@@ -52,7 +47,7 @@ def end_replay(connection: sa.Connection, target_id: int, replay_id: int, partit
     row = connection.execute(sa.select(_C.replayed, (_C.position - _C.begins_after).label("passed")).where(*mine)).one()
     connection.execute(tables.cursors.delete().where(*mine))
     connection.execute(
-        tables.cursors.update().where(of_log(target_id, [partition])).values(replayed=_C.replayed + row.replayed)
+        tables.cursors.update().where(own_cursors(target_id, [partition])).values(replayed=_C.replayed + row.replayed)
     )
     connection.execute(
         tables.replays.update()
@@ -67,7 +62,9 @@ def revoke(connection: sa.Connection, target_id: int, partitions: Collection[int
     Such a worker settles nothing more, and nobody claims its partitions until its lease expires.
     """
     leased = _C.lease_token != ""
-    connection.execute(tables.cursors.update().where(of_log(target_id, partitions), leased).values(lease_token=REVOKED))
+    connection.execute(
+        tables.cursors.update().where(own_cursors(target_id, partitions), leased).values(lease_token=REVOKED)
+    )
 
 
 def remove(connection: sa.Connection, target_id: int) -> None:

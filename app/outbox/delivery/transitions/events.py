@@ -21,7 +21,7 @@ from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.locks import lock_cursors, lock_tail, repeated_after_deadlock
+from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import FUTURE_TIMES
 
@@ -84,7 +84,7 @@ def give_up(connection: sa.Connection, target_id: int, positions: Collection[Log
         freed = sum(not row.replayed for row in rows if row.partition == partition)
         connection.execute(
             tables.cursors.update()
-            .where(cursors.of_log(target_id, [partition]))
+            .where(own_cursors(target_id, [partition]))
             .values(dead=_C.dead + len(seqs), freed=_C.freed + freed)
         )
         mine = (_P.target_id == target_id, _P.partition == partition, _P.seq.in_(seqs))
@@ -143,7 +143,7 @@ def purge_any(connection: sa.Connection, target_id: int, count: int) -> int:
     ).all()
     for partition, seqs in _by_partition(parked):
         freed = sum(not row.replayed for row in parked if row.partition == partition)
-        update = tables.cursors.update().where(cursors.of_log(target_id, [partition]))
+        update = tables.cursors.update().where(own_cursors(target_id, [partition]))
         connection.execute(update.values(freed=_C.freed + freed))
         mine = (_P.target_id == target_id, _P.partition == partition, _P.seq.in_(seqs))
         connection.execute(tables.parked.delete().where(*mine))
@@ -170,7 +170,7 @@ def redeliver(connection: sa.Connection, lease: Lease, partition: int, settled: 
         ).first()
     ]
     if events:
-        update = tables.cursors.update().where(cursors.of_log(target_id, [partition]))
+        update = tables.cursors.update().where(own_cursors(target_id, [partition]))
         connection.execute(update.values(replayed=_C.replayed + len(events)))
         # NEVER, so that an event before the object's head takes over its back-off; without a head it is due at once.
         rows = [

@@ -17,6 +17,7 @@ from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.database import Database
+from app.outbox.engine.locks import lock_cursors
 from app.outbox.engine.many_rows import chunks
 
 _P = tables.parked.c
@@ -150,13 +151,8 @@ class HeadRepair:
                 after = _P.key_hash > last if rows[0].key_hash == last else _P.key_hash >= last
 
     def _repair(self, partition: Any, objects: set[ObjectHash]) -> int:
-        c = tables.cursors.c
-        cursor = sa.select(c.position).where(
-            c.target_id == partition.id, c.partition == partition.partition, c.replay_id == WHOLE_LOG
-        )
         with self._database.writing() as connection:
-            # Lock the cursor as a settlement does: later reads are then exact until the commit.
-            connection.execute(cursor.with_for_update()).all()
+            lock_cursors(connection, partition.id, [partition.partition])  # as a settlement does
             return restore_heads(connection, partition.id, objects)
 
 

@@ -27,7 +27,7 @@ from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
 from app.outbox.delivery.transitions import cursors
 from app.outbox.delivery.transitions.heads import restore_heads
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
 from app.outbox.versions.object_versions import ObjectVersions
 
@@ -295,7 +295,7 @@ def _count_in_row(connection: sa.Connection, target_id: int, failed: Mapping[int
     added = sa.case(failed, value=c.partition, else_=0)
     connection.execute(
         tables.cursors.update()
-        .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(sorted(failed)))
+        .where(own_cursors(target_id, failed))
         # In this order: MySQL computes each value with those before it.
         .ordered_values(
             (c.failed_in_row, known + added),
