@@ -11,8 +11,7 @@ from typing import Any
 from app.cli_common.describe_errors import describe_exception
 from app.config.errors import REDACTED
 from app.config.fields.fields import Declared
-from app.config.redaction import MIN_CHARACTERS
-from app.config.secret_texts import SecretTexts
+from app.config.secret_texts import MIN_CHARACTERS, SecretTexts
 from app.listings.errors import BadListing
 from app.outbox.errors import AlreadyRunning
 

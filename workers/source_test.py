@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 
 from app.cli_common.output import step_line
-from app.config.redaction import Redaction
+from app.config.secret_texts import Redaction
 from app.config.settings import Settings
 from app.config.sources.base import QueueSettings, SourceSettings
 from app.config.sources.bucket import BucketSourceSettings

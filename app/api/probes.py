@@ -1,5 +1,6 @@
-"""Paths that probes ask: they are answered whatever else is asked."""
+"""Paths that probes ask, which are answered whatever else is asked; and whether this API stops soon, as they say."""
 
+import mmap
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -15,3 +16,27 @@ PROBES: Mapping[str, str] = MappingProxyType(
         "/minio/health/cluster/read": READY,
     }
 )
+
+
+class Stopping:
+    """A flag that the API's processes share: the parent allocates it before it forks them, and sets it once."""
+
+    def __init__(self) -> None:
+        self._flag: mmap.mmap | None = None
+
+    def share(self) -> None:
+        """Allocate the flag, unset; call this before the processes are forked."""
+        self._flag = mmap.mmap(-1, 1)
+
+    def begin(self) -> None:
+        """Set the flag, for all processes."""
+        if self._flag is not None:
+            self._flag[0] = 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is set."""
+        return self._flag is not None and self._flag[0] == 1
+
+
+stopping = Stopping()  # of the API that this process belongs to

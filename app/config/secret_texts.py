@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from app.config.errors import REDACTED
+from app.config.fields.fields import Declared
 
 _NAMES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'", b"sol": b"/"}  # of characters in HTML
 _SHORT = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # the others stand for themselves
@@ -19,6 +20,7 @@ _IN_JSON = re.compile(
 _IN_HTML = re.compile(rb"&(?:#0*([0-9]{1,7})|#[xX]0*([0-9a-fA-F]{1,6})|(amp|lt|gt|quot|apos|sol));")
 _IN_URL = re.compile(rb"%([0-9a-fA-F]{2})")
 _IN_FORM = re.compile(rb"%([0-9a-fA-F]{2})|\+")
+MIN_CHARACTERS = 4  # shorter secrets are not replaced, as that would also hide harmless words
 
 
 class SecretTexts:
@@ -121,3 +123,17 @@ def _url_byte(match: re.Match[bytes]) -> bytes:
 
 def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
+
+
+class Redaction:
+    """Hides the secrets of some settings in texts."""
+
+    def __init__(self, settings: Declared) -> None:
+        self._secrets = SecretTexts(secret for secret in settings.secrets() if len(secret) >= MIN_CHARACTERS)
+
+    def __bool__(self) -> bool:
+        return bool(self._secrets)
+
+    def hide(self, text: str) -> str:
+        """Return the text without the secrets."""
+        return self._secrets.hide(text)

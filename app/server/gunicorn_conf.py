@@ -2,26 +2,29 @@
 
 import gc
 import os
+import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import logs, service_manager, telemetry
+from app.api.probes import stopping
 from app.api.services import services_of
-from app.api.stopping import stopping
 from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.engine.reachability import outbox_state
 from app.outbox.tokens import check_listen
-from app.server import stop_delay
 from app.server.api_heartbeat import ApiHeartbeat
 from app.server.gunicorn_options import options
 
 _settings = Settings.from_environ(os.environ)
 _heartbeat: ApiHeartbeat | None = None
 _service_manager = os.environ.pop(service_manager.VARIABLE, "")  # gunicorn would notify it before any worker answers
+
+
 try:
     globals().update(options(_settings))
     logs.configure(_settings.log_format)  # also of the main process, which loads no application
@@ -56,7 +59,7 @@ def on_starting(_server: object) -> None:
 def when_ready(server: Any) -> None:
     """Delay the end after SIGTERM, for which gunicorn has installed its handler by now."""
     if _settings.stop_delay:
-        stop_delay.install(server.signal, _settings.stop_delay)
+        delay_stop(server.signal, _settings.stop_delay)
 
 
 def post_worker_init(worker: Any) -> None:
@@ -77,3 +80,21 @@ def worker_exit(_server: object, worker: Any) -> None:
     if (application := getattr(worker, "wsgi", None)) is not None:  # it has started
         services_of(application).request_counts.close()
     telemetry.stop()
+
+
+def delay_stop(stop: Callable[[int, Any], None], seconds: float) -> None:
+    """Have SIGTERM call `stop`, which has handled it so far, only after so many seconds; a second one at once.
+
+    Call this in the main thread of gunicorn's parent, which goes on to supervise its workers meanwhile.
+    """
+
+    def end(_number: int, frame: Any) -> None:
+        stop(signal.SIGTERM, frame)
+
+    def begin(_number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # of this process alone: a worker that is forked later has none
+        stopping.begin()
+
+    signal.signal(signal.SIGTERM, begin)

@@ -18,10 +18,9 @@ from gunicorn import http, util
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from app.api.listen.streams import SocketHandedOver
-from app.api.probes import PROBES
+from app.api.probes import PROBES, stopping
 from app.api.protection import PROTECTION
 from app.api.services import services_of
-from app.api.stopping import stopping
 from app.logs import Repetitions
 from app.server.client_socket import ClientSocket, Slots
 

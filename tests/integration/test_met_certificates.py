@@ -13,7 +13,7 @@ from app import asked_certificate
 from app.config.settings import Settings
 from app.config.tls import Validity, validities_of_file
 from app.outbox.processes import MetCertificate
-from app.server.met_certificates import MetCertificates
+from app.server.api_heartbeat import MetCertificates
 from tests import services
 
 DATABASES = ["postgres_server", "mysql_server", "mariadb_server"]

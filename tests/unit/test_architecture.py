@@ -256,7 +256,7 @@ def test_one_package_knows_opentelemetry_and_is_imported_where_it_is_wanted() ->
     ]
     inside = [name for name in users if name.startswith("app/telemetry/otlp/")]
     assert set(users) - set(inside) == {"app/telemetry/__init__.py"}
-    assert len(inside) >= 5
+    assert len(inside) >= 3
     door = ast.parse((ROOT / "app/telemetry/__init__.py").read_text())
     at_once = [node.module for node in door.body if isinstance(node, ast.ImportFrom)]
     assert "app.telemetry.switch" in at_once

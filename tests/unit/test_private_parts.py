@@ -43,7 +43,7 @@ PRIVATE = {
     "kombu": {"app/broker.py": {"_size"}, "app/redis_answers.py": {"_connparams"}},
     "nats-py": {"workers/systems/nats/connection.py": {"_build_message", "_server_info"}},
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},
-    "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/log_records.py": {"_logs"}},
+    "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/records.py": {"_logs"}},
     "paho-mqtt": {
         "workers/systems/mqtt/client.py":
             {"_connect_timeout", "_create_socket_connection", "_get_proxy", "_handle_pubackcomp", "_handle_pubrec",

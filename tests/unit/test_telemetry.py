@@ -26,10 +26,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from app import telemetry
 from app.events.messages import Message, ReadMessage
 from app.telemetry.otlp import reports
-from app.telemetry.otlp.conversions import exportable, links_to, span_context, text_of
-from app.telemetry.otlp.log_records import LogRecords, severity, with_ids
 from app.telemetry.otlp.metrics import metrics_data
-from app.telemetry.otlp.spans import OtelTracing
+from app.telemetry.otlp.records import (
+    LogRecords,
+    OtelTracing,
+    exportable,
+    links_to,
+    severity,
+    span_context,
+    text_of,
+    with_ids,
+)
 from app.telemetry.switch import Signals, endpoint, signals
 from app.telemetry.tracing import NO_SPAN
 from tests.support.builders import event

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.config.errors import BadSettings
-from app.config.redaction import Redaction
+from app.config.secret_texts import Redaction
 from app.config.sources.base import SourceSettings
 from app.events.limits import Limits
 from app.outbox.column_values import clean_reason

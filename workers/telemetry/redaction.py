@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from app.config.errors import REDACTED
-from app.config.redaction import Redaction
-from app.config.secret_texts import SecretTexts
+from app.config.secret_texts import Redaction, SecretTexts
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from workers.delivery import policy

@@ -7,8 +7,8 @@ from flask import Blueprint, current_app
 from msgspec import UNSET
 
 from app.api.description import answers
+from app.api.probes import stopping
 from app.api.services import services
-from app.api.stopping import stopping
 from app.api.token_scopes import PUBLIC, needs
 from app.cached_probe import CachedProbe, NoAnswer
 from app.outbox.beat_pauses import read_beat_at

@@ -19,10 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from prometheus_client import Metric
 
-from app.telemetry.otlp.log_records import LogRecords, with_ids
 from app.telemetry.otlp.metrics import MetricSender, metrics_data, one_at_a_time
+from app.telemetry.otlp.records import LogRecords, OtelTracing, with_ids
 from app.telemetry.otlp.reports import Report, SdkLog
-from app.telemetry.otlp.spans import OtelTracing
 from app.telemetry.switch import Signals, endpoint
 
 _NAME = "bucketwire"

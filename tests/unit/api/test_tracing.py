@@ -16,7 +16,7 @@ from app.api import tracing
 from app.config.settings import Settings
 from app.events.model import Event
 from app.server.application import create_app
-from app.telemetry.otlp.spans import OtelTracing
+from app.telemetry.otlp.records import OtelTracing
 from tests.support.builders import event, migrated
 
 HEADERS = {"traceparent": f"00-{7:032x}-{7:016x}-01", "tracestate": "a=1"}

@@ -7,7 +7,7 @@ from itertools import chain, product
 import pytest
 
 from app.config.errors import BadSettings
-from app.config.redaction import Redaction
+from app.config.secret_texts import Redaction
 from app.config.settings import Settings
 from app.config.target_settings import changed_lines, load, redacted
 from app.config.targets.mqtt import MqttSettings, mqtt_address

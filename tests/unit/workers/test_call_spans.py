@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from app.config.arn import TargetId
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
-from app.telemetry.otlp.spans import OtelTracing
+from app.telemetry.otlp.records import OtelTracing
 from tests.support.builders import event
 from workers.delivery.batch_record import TargetCall
 from workers.delivery.namespace_policy import Policy

@@ -26,7 +26,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule, WaitingRun
-from app.telemetry.otlp.spans import OtelTracing
+from app.telemetry.otlp.records import OtelTracing
 from spark_jobs.__main__ import jobs as spark_commands
 from tests.services import reaper, until
 from tests.support.builders import add_target, event, migrated

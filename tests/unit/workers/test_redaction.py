@@ -13,8 +13,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from app.config import target_settings
-from app.config.redaction import Redaction
-from app.config.secret_texts import SecretTexts
+from app.config.secret_texts import Redaction, SecretTexts
 from app.events.model import Event
 from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected, Unavailable
