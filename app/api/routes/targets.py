@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 from app.api.description import answers, target_of
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
+from app.api.routes.target_test import run_settings_test
 from app.api.services import services
-from app.api.settings_test import run_settings_test
 from app.api.token_scopes import ADMIN, READ, is_limited, may_see, needs
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
