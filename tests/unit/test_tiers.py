@@ -75,7 +75,7 @@ def told(request: pytest.FixtureRequest) -> list[Told]:
         return told_of(request.session)
     plain = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     argv = [sys.executable, "-c", COLLECT]
-    done = subprocess.run(argv, cwd=TOP, env=plain, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(argv, cwd=TOP, env=plain, capture_output=True, text=True, timeout=900, check=True)
     return [Told(*each) for line in done.stdout.splitlines() if line.startswith("[[") for each in json.loads(line)]
 
 
