@@ -161,13 +161,3 @@ class EventWait:
             return True
         self._checked = now
         return self._is_unchanged()
-
-
-class _NoWait(EventWait):
-    """Keeps the lease while there is work, as where nothing else waits for the process."""
-
-    def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:  # noqa: ARG002 - as above
-        return not at_end or reader.has_work()
-
-
-NO_WAIT = _NoWait(lambda: False)

@@ -21,7 +21,7 @@ from app.outbox.engine.db_errors import may_be_a_value
 from app.outbox.policies import REDELIVERY
 from workers.delivery import policy
 from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
-from workers.delivery.lease_term import NO_WAIT, EventWait
+from workers.delivery.lease_term import EventWait
 from workers.delivery.namespace_policy import Policy, SkipReason, decide, decide_others, newest_sent
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget
@@ -94,10 +94,11 @@ class PartitionWorker:
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.summary = LeaseSummary()
 
-    def work_off(self, stop: Callable[[], bool], wait: EventWait = NO_WAIT) -> LeaseSummary:
+    def work_off(self, stop: Callable[[], bool], wait: EventWait | None = None) -> LeaseSummary:
         """Deliver until the partitions are empty, the target is unavailable, or `stop()` is true.
 
-        `wait` may wait for more events before they count as empty. Raises `LeaseLost`, `LeaseExpired`.
+        `wait` may wait for more events before they count as empty; without it none does. Raises `LeaseLost`,
+        `LeaseExpired`.
         """
         self._stop = stop
         try:
@@ -109,7 +110,11 @@ class PartitionWorker:
                     turn = self._turn
                     # Without tokens there may be unsent events; if no tokens arise, the next turn ends the lease.
                     at_end = turn.at_end and not turn.had_parked and turn.allowed > 0
-                    if not wait.wants_next_batch(reader, turn.events, at_end=at_end, shares=self._shares()):
+                    if wait is None:
+                        goes_on = not at_end or reader.has_work()
+                    else:
+                        goes_on = wait.wants_next_batch(reader, turn.events, at_end=at_end, shares=self._shares())
+                    if not goes_on:
                         break
                     reader.recheck_parked()
         finally:
