@@ -1,12 +1,13 @@
 """Query the database with a bounded wait, so that a hanging database does not block the threads of requests."""
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from app.per_process import PerProcess
 
 T = TypeVar("T")
 
@@ -28,7 +29,6 @@ class ProbeResult(Generic[T]):
 class _LastResult(Generic[T]):
     """The state of the probe in one process."""
 
-    pid: int = field(default_factory=os.getpid)
     last: ProbeResult[T] = field(default_factory=ProbeResult)
     answered: float = float("-inf")
     running: Future[ProbeResult[T]] | None = None
@@ -50,7 +50,7 @@ class CachedProbe(Generic[T]):
         self._age = age
         self._patience = patience
         self._lock = threading.Lock()
-        self._known: _LastResult[T] = _LastResult()
+        self._known: PerProcess[_LastResult[T]] = PerProcess(_LastResult)
 
     def get_new(self, *, pause: float, max_waiting: int) -> ProbeResult[T]:
         """Return a value that is read from now on, if it is there in time; otherwise the last one.
@@ -60,7 +60,7 @@ class CachedProbe(Generic[T]):
         """
         asked = time.monotonic()
         with self._lock:
-            known = self._of_this_process()
+            known = self._known.get()
             if known.waiting_for_new >= max_waiting:
                 return known.last
             known.waiting_for_new += 1
@@ -74,18 +74,13 @@ class CachedProbe(Generic[T]):
                 known.waiting_for_new -= 1
         return result
 
-    def _of_this_process(self) -> _LastResult[T]:
-        if self._known.pid != os.getpid():
-            self._known = _LastResult()
-        return self._known
-
     def get(self, *, begun_after: float = float("-inf")) -> ProbeResult[T]:
         """Return the value, read again if it is too old; without an answer in time, the last one with `NoAnswer`.
 
         It is too old also if its query began before `begun_after`, by `monotonic()`; one that is running is waited for.
         """
         with self._lock:
-            known = self._of_this_process()
+            known = self._known.get()
             if known.running is None:
                 if time.monotonic() - known.answered < self._age and known.began >= begun_after:
                     return known.last

@@ -6,7 +6,6 @@ finds the work.
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from app.broker import POLICY as BROKER_POLICY
 from app.broker import SERVICE_QUEUE, Broker, BrokerState, load_transport, queue_name
 from app.config.arn import TargetId
+from app.per_process import PerProcess
 
 log = logging.getLogger("bucketwire.wakeups")
 
@@ -69,11 +69,9 @@ class WakeUps:
         ready: Callable[[Due], Mapping[TargetId, Ready]] = lambda _: {},
         state: BrokerState | None = None,
     ) -> None:
-        self._broker_url = broker_url
-        self._ready = ready
-        self._state = state
-        self._starting = threading.Lock()
-        self._sender: _Sender | None = None
+        self._sender = PerProcess(
+            lambda: _Sender(broker_url, ready, state or BrokerState(log, "events are delivered later"))
+        )
         load_transport(broker_url)
 
     def request(self, delay: float = 0.0) -> None:
@@ -82,7 +80,7 @@ class WakeUps:
         Requests that come shortly after each other, or while the broker is unavailable, share one wake-up. A wake-up
         sent for an earlier request also cancels later ones: the drain that it causes finds out what else will be due.
         """
-        self._started().request_drain(delay)
+        self._sender.get().request_drain(delay)
 
     def request_delivery(self, due: Due) -> None:
         """Have the events delivered soon that were recorded in these partitions. Returns at once, raises nothing.
@@ -92,26 +90,15 @@ class WakeUps:
         and for many at once, the drain is woken. A worker that is woken in vain does no harm.
         """
         if due:
-            self._started().request_delivery(due)
-
-    def _started(self) -> "_Sender":
-        sender = self._sender
-        if sender is None or sender.pid != os.getpid():
-            with self._starting:
-                sender = self._sender
-                if sender is None or sender.pid != os.getpid():
-                    state = self._state or BrokerState(log, "events are delivered later")
-                    sender = self._sender = _Sender(self._broker_url, self._ready, state)
-        return sender
+            self._sender.get().request_delivery(due)
 
     def flush(self, seconds: float) -> None:
         """Wait until this process has sent a wake-up, or could not; for so many seconds at most. Raises nothing."""
-        self._started().attempted.wait(seconds)
+        self._sender.get().attempted.wait(seconds)
 
     def close(self) -> None:
         """End this process's thread. A wake-up that was requested and not sent yet is lost."""
-        sender, self._sender = self._sender, None
-        if sender is not None and sender.pid == os.getpid():
+        if (sender := self._sender.forget()) is not None:
             sender.close()
 
 
@@ -133,7 +120,6 @@ class _Sender:
     """The thread that sends this process's wake-ups, and its connection."""
 
     def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]], state: BrokerState) -> None:
-        self.pid = os.getpid()
         self._state = state
         self._broker = Broker(broker_url, state)
         self._ready = ready

@@ -3,6 +3,7 @@
 import os
 
 from app.config.settings import Settings
+from app.per_process import PerProcess
 from workers.deliverer import Deliverer
 from workers.drain import Drain
 from workers.resources import Resources
@@ -20,20 +21,15 @@ class Runtime(Resources):
         self.deliverer = Deliverer(self)
 
 
-_current: tuple[int, Runtime] | None = None
+_current = PerProcess(lambda: Runtime(Settings.from_environ(os.environ)))
 
 
 def forget() -> None:
     """Close what this process has open; the next use creates it again. A forked child only drops the parent's."""
-    global _current  # noqa: PLW0603 - see current()
-    if _current is not None and _current[0] == os.getpid():
-        _current[1].close()
-    _current = None
+    if (runtime := _current.forget()) is not None:
+        runtime.close()
 
 
 def current() -> Runtime:
     """Return this process's runtime; the first use creates it."""
-    global _current  # noqa: PLW0603 - one for each process is the point
-    if _current is None or _current[0] != os.getpid():
-        _current = (os.getpid(), Runtime(Settings.from_environ(os.environ)))
-    return _current[1]
+    return _current.get()

@@ -180,7 +180,7 @@ def test_a_flow_of_requests_wakes_a_few_workers_and_no_drain(broker_url: str) ->
         for number in range(400):
             made.request_delivery({TARGET: {number % 16}})
             time.sleep(wakeups.POLICY.worker_pause_seconds / 10)
-        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
+        until(lambda: made._sender.get()._requested.number == 0, 30, what="the sender to have taken all requests")
         took = time.monotonic() - began
         assert waiting(connection.channel(), queue_name(TARGET)) == BROKER_POLICY.max_direct_wake_ups
         assert count(broker_url) == 0
@@ -218,7 +218,7 @@ def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> No
     with waker(broker_url, ready) as made, connected(broker_url) as connection:
         for number in range(100):
             made.request_delivery({TARGET: {number}})
-        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
+        until(lambda: made._sender.get()._requested.number == 0, 30, what="the sender to have taken all requests")
         made.request_delivery({other: {5}})
         until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
@@ -378,9 +378,9 @@ def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     close = Broker.close
     monkeypatch.setattr(Broker, "close", lambda self: (tries.append(self), close(self)))
     with waker(f"{scheme}://{services.LOOPBACK}:9//") as made, caplog.at_level(logging.INFO, "bucketwire.wakeups"):
-        until(lambda: made.request() or tries.count(made._sender._broker) >= 8, 60, what="three tries")
+        until(lambda: made.request() or tries.count(made._sender.get()._broker) >= 8, 60, what="three tries")
         assert levels(caplog, made) == ["WARNING"]
-        made._sender._broker._url = redis_url  # type: ignore[union-attr]  # the broker is back
+        made._sender.get()._broker._url = redis_url  # the broker is back
         until(lambda: made.request() or count(redis_url), 60, what="a wake-up")
         until(lambda: len(levels(caplog, made)) > 1, 30, what="the news")
         assert levels(caplog, made) == ["WARNING", "INFO"]
@@ -388,8 +388,7 @@ def test_a_broker_that_refuses_is_reported_once_and_tried_again(
 
 def levels(caplog: pytest.LogCaptureFixture, made: WakeUps) -> list[str]:
     """The levels of the lines of this sender; APIs of other tests in this process have their own."""
-    assert made._sender is not None
-    return [record.levelname for record in caplog.records if record.thread == made._sender.thread.ident]
+    return [record.levelname for record in caplog.records if record.thread == made._sender.get().thread.ident]
 
 
 def test_a_connection_that_broke_while_it_was_idle_costs_no_wakeup(

@@ -40,16 +40,16 @@ def test_few_wait_for_a_query_that_takes_long_and_others_get_the_last_value() ->
     probe = CachedProbe(read, age=0.0, patience=60.0, max_waiting=2)
     with ThreadPoolExecutor(2) as callers:
         waiting = [callers.submit(probe.get) for _ in range(2)]
-        until(lambda: probe._known.waiting == 2)
+        until(lambda: probe._known.get().waiting == 2)
         first = probe.get()
         assert (first.value, type(first.error)) == (None, NoAnswer), "there is no last value yet"
         go_on.set()
         assert [caller.result().value for caller in waiting] == [0, 0]
         go_on.clear()
         waiting = [callers.submit(probe.get) for _ in range(2)]
-        until(lambda: probe._known.waiting == 2)
+        until(lambda: probe._known.get().waiting == 2)
         others = [probe.get() for _ in range(5)]
         assert {(other.value, other.error) for other in others} == {(0, None)}
         go_on.set()
         assert [caller.result().value for caller in waiting] == [1, 1]
-    assert probe._known.waiting == 0
+    assert probe._known.get().waiting == 0

@@ -1,9 +1,7 @@
 """Start streams: find each one's position in the log, and hand its connection to the broadcaster."""
 
-import os
 import resource
 import socket
-import threading
 from collections.abc import Callable
 
 from app.api.listen.broadcaster import Broadcaster
@@ -11,6 +9,7 @@ from app.api.listen.query import RESUME, StreamQuery
 from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
 from app.outbox.log.reading import log_end, position_of
+from app.per_process import PerProcess
 
 MAX_STREAMS = 10_000  # per process
 MAX_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
@@ -34,9 +33,7 @@ class Streams:
     def __init__(self, database: Database, *, tls: bool = False) -> None:
         self._database = database
         self._tls = tls
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._broadcaster: Broadcaster | None = None
+        self._broadcaster = PerProcess(self._begin)
         self._most = MAX_STREAMS
 
     def begin(self, query: StreamQuery, *, chunked: bool, number: str) -> SocketHandedOver:
@@ -46,7 +43,7 @@ class Streams:
         does not contain that event, or if there are too many streams, or too many of the query's holder.
         """
         position = self._position_after(query) if query.resume_after else log_end(self._database).last_seq
-        broadcaster = self._get_broadcaster()
+        broadcaster = self._broadcaster.get()
         if len(broadcaster) >= self._most:
             raise S3Error("SlowDown")
         if query.holder and broadcaster.held_by(query.holder) >= self._most // _SHARE:
@@ -60,13 +57,10 @@ class Streams:
             raise S3Error("InvalidArgument", f"{RESUME}: the event log does not contain this event (any more).")
         return position
 
-    def _get_broadcaster(self) -> Broadcaster:
-        with self._lock:
-            if self._broadcaster is None or self._pid != os.getpid():
-                self._broadcaster, self._pid = Broadcaster(self._database), os.getpid()
-                files = _raise_file_limit() - _OTHER_FILES
-                self._most = min(MAX_TLS_STREAMS, files // _TLS_FILES) if self._tls else min(MAX_STREAMS, files)
-            return self._broadcaster
+    def _begin(self) -> Broadcaster:
+        files = _raise_file_limit() - _OTHER_FILES
+        self._most = min(MAX_TLS_STREAMS, files // _TLS_FILES) if self._tls else min(MAX_STREAMS, files)
+        return Broadcaster(self._database)
 
 
 def _raise_file_limit() -> int:

@@ -1,6 +1,5 @@
 """Share commits between concurrent requests (group commit): requests that wait for a transaction share the next."""
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
 from app.outbox.log.routing import Matches, Targets
 from app.outbox.policies import APPEND
+from app.per_process import PerProcess
 
 
 class _Waiting:
@@ -49,7 +49,6 @@ class _Committing:
     """What the threads of one process share."""
 
     def __init__(self, database: Database) -> None:
-        self.pid = os.getpid()
         self.queue: SimpleQueue[_Waiting] = SimpleQueue()
         self.lock = threading.Lock()  # held by the thread that uses the recorder
         self.recorder = Recorder(database)
@@ -73,8 +72,7 @@ class GroupCommit:
     def __init__(self, database: Database, *, max_events: int = APPEND.max_group_events) -> None:
         self._database = database
         self._max_events = max_events
-        self._starting = threading.Lock()
-        self._committing: _Committing | None = None
+        self._committing = PerProcess(self._start)
 
     def append(self, events: Sequence[Event], timeout: float = 30.0) -> Receipt | QueueFull:
         """Record one request's events, and return after the commit.
@@ -86,7 +84,7 @@ class GroupCommit:
         costs much while another request does; nothing was recorded then.
         """
         deadline = time.monotonic() + timeout
-        committing = self._started()
+        committing = self._committing.get()
         while True:
             matches = committing.recorder.log.routing.match(events, (deadline - time.monotonic()) / 2)
             try:
@@ -121,15 +119,9 @@ class GroupCommit:
         finally:
             committing.lock.release()
 
-    def _started(self) -> _Committing:
-        committing = self._committing
-        if committing is None or committing.pid != os.getpid():
-            with self._starting:
-                committing = self._committing
-                if committing is None or committing.pid != os.getpid():
-                    committing = _Committing(self._database)
-                    threading.Thread(target=self._run, args=(committing,), name="group-commit", daemon=True).start()
-                    self._committing = committing
+    def _start(self) -> _Committing:
+        committing = _Committing(self._database)
+        threading.Thread(target=self._run, args=(committing,), name="group-commit", daemon=True).start()
         return committing
 
     def _run(self, committing: _Committing) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from app.outbox.engine.reachability import outbox_state
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import DamagedFile, Spool, decoded
 from app.outbox.policies import SPOOL
+from app.per_process import PerProcess
 from app.quantities import count_noun
 
 log = logging.getLogger("bucketwire.spool")
@@ -57,16 +57,11 @@ class SpoolFeeder:
         self._recorded = recorded
         self._database = database
         self._recorder = Recorder(database)
-        self._lock = threading.Lock()
-        self._pid = 0
+        self._thread = PerProcess(self._start)
 
     def started(self) -> None:
         """Ensure that this process has a feeder thread, which feeds waiting files and ends with the process."""
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    threading.Thread(target=self._run, name="feeder", daemon=True).start()
-                    self._pid = os.getpid()
+        self._thread.get()
 
     def feed(self) -> int:
         """Record the waiting files in order, and return their number. Raises `DatabaseUnavailable`."""
@@ -78,6 +73,9 @@ class SpoolFeeder:
                     self._recorded()
                 total += len(paths)
         return total
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="feeder", daemon=True).start()
 
     def _run(self) -> None:
         while True:

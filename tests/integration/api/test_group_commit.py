@@ -140,7 +140,7 @@ def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are
         first = threads.submit(commits.append, [event("first")])
         services.until(lambda: waiting_for_the_head(log) == 1)
         others = [threads.submit(commits.append, [event(f"other {number}")]) for number in range(8)]
-        services.until(lambda: commits._started().thread_waits and commits._started().queue.qsize() == 7)
+        services.until(lambda: commits._committing.get().thread_waits and commits._committing.get().queue.qsize() == 7)
     assert [one.result() for one in (first, *others)] == [Receipt(recorded=1)] * 9
     assert threads_used[4:] == ["group-commit"]
     threads.shutdown()
@@ -183,7 +183,7 @@ def ready(log: Database) -> GroupCommit:
     commits = GroupCommit(log)
     for number in range(2):
         assert commits.append([event(f"before {number}")]) == Receipt(recorded=1)
-    services.until(lambda: not commits._started().lock.locked())
+    services.until(lambda: not commits._committing.get().lock.locked())
     return commits
 
 

@@ -31,7 +31,7 @@ def test_those_who_ask_at_the_same_time_get_one_scrape(monkeypatch: pytest.Monke
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(lambda: app.test_client().get("/metrics")) for _ in range(8)]
         try:
-            services.until(lambda: app.extensions["bucketwire_scrapes"]._known.waiting == 8, what="all of them")
+            services.until(lambda: app.extensions["bucketwire_scrapes"]._known.get().waiting == 8, what="all of them")
         finally:
             goes_on.set()
         assert {one.result(30).status_code for one in asked} == {200}
