@@ -3,6 +3,7 @@
 The client is that of a worker, which uses nothing of its host (`app/listings/s3_client.py`).
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,31 +36,36 @@ _MAX_LISTED = 100_000_000  # entries of a range: a server that never ends
 
 @dataclass(slots=True)
 class Requests:
-    """Counts the requests of a source's listings in the outbox, also those of a task that fails."""
+    """Counts the requests of a source's listings in the outbox, also those of a task that fails. Thread-safe."""
 
     url: str = field(repr=False)  # of the outbox
     lease: SourceLease
     sent: int = 0  # since they were written
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Requests, (self.url, self.lease)  # each task counts its own
 
     def add(self) -> None:
         """Count one more; now and then what was counted is written."""
-        self.sent += 1
-        if self.sent >= _REQUESTS_AT_ONCE:
+        with self._counting:
+            self.sent += 1
+            is_enough = self.sent >= _REQUESTS_AT_ONCE
+        if is_enough:
             self.write()
 
     def write(self) -> None:
         """Write what was counted; if the outbox is away, another time."""
-        if not self.sent:
+        with self._counting:
+            sent, self.sent = self.sent, 0
+        if not sent:
             return
         database = Database(self.url, pool_size=1, patience=None)
         try:
-            WatchedBuckets(database, DatabaseClock(database), 0).count_requests(self.lease, self.sent)
-            self.sent = 0
+            WatchedBuckets(database, DatabaseClock(database), 0).count_requests(self.lease, sent)
         except DatabaseUnavailable:
-            return
+            with self._counting:
+                self.sent += sent
         finally:
             database.close()
 

@@ -19,10 +19,11 @@ from spark_jobs.stores import CannotRead
 
 HAS_SINGLE_ROWS = False  # whether one reading probably finds each key once
 _COUNT = 2000  # fields of one response
+_MAX_RESPONSES = 10_000_000  # of one reading: a server that never ends
 
 
 def rows(spark: SparkSession, settings: RedisSettings, bucket: str, *, tasks: int) -> DataFrame:  # noqa: ARG001 (one reads)
-    """Return the ROWS of the bucket. Raises `CannotRead`."""
+    """Return the ROWS of the bucket. Raises `CannotRead`; so do the tasks that read them."""
     _check(settings)
     # One task reads the fields; all tasks parse them.
     buckets = spark.sparkContext.parallelize([bucket], 1)
@@ -90,13 +91,15 @@ def _fields(settings: RedisSettings, bucket: str) -> Iterator[tuple[str, str]]:
     match = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix) + "*"
     client = connect(settings)
     try:
-        cursor = 0
-        while True:
+        cursor, seen = 0, set[int]()
+        while cursor not in seen and len(seen) < _MAX_RESPONSES:
+            seen.add(cursor)
             response: Any = client.hscan(settings.key, cursor, match=match, count=_COUNT)
             cursor, values = response
             for field, value in values.items():
                 yield field.decode(errors="replace")[len(prefix) :], value.decode(errors="replace")
             if not cursor:
                 return
+        raise CannotRead(f"Redis: HSCAN of the key {settings.key!r} does not end")
     finally:
         client.close()

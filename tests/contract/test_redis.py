@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from app.config.target_settings import load
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.base import attempt
@@ -252,6 +254,20 @@ def test_a_version_is_removed_only_while_the_row_describes_it(redis: Namespace, 
         same = [("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
         assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
         assert redis.held() == [("images/not-ours", "no json")]
+
+
+def test_a_mirror_whose_reading_does_not_end_is_not_read_for_ever(redis: Namespace) -> None:
+    from spark_jobs.stores import CannotRead
+    from spark_jobs.stores import redis as store
+
+    assert redis.delivered([sample_events.put("a")]) == [DELIVERED]
+    goes_round = services.proxy(
+        redis.server.port, lambda answer: answer.replace(b"*2\r\n$1\r\n0\r\n", b"*2\r\n$1\r\n7\r\n")
+    )
+    with goes_round as proxy:
+        settings: Any = load("redis", redis.at_port(proxy.port))
+        with pytest.raises(CannotRead, match="does not end"):
+            list(store._fields(settings, "images"))
 
 
 def test_what_a_head_does_to_a_mirror_is_nothing(redis: Namespace) -> None:

@@ -59,7 +59,8 @@ _TOGETHER = {  # a server that takes long to start is started once for all of th
 _OTHERS_TOO = {"tests/contract/test_late_requests.py", "tests/contract/test_refused_object.py"}
 # To start a Spark session, and to have compiled what it runs, takes longer than most tests of it: one process has one.
 _WITHOUT_A_SESSION = {
-    f"tests/spark/test_{name}.py" for name in ("cluster", "host_of_jobs", "limited_targets", "nightly")
+    f"tests/spark/test_{name}.py"
+    for name in ("cluster", "host_of_jobs", "limited_targets", "nightly", "source_requests")
 }
 # Half of the time of these is waiting for servers that hang, start or lose their leases.
 _WAITING = ("tests/spark", "tests/acceptance", "tests/contract")
