@@ -1,5 +1,6 @@
 """Rejected messages: keep, read, retry and delete what a source has pulled and could not record."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from app.config.errors import REDACTED
 from app.events.frontends import Frontend
 from app.events.limits import Limits
 from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
@@ -23,6 +25,8 @@ from app.outbox.sources.stored import StoredSource
 
 _R = tables.rejected_messages.c
 _MAX_HEADERS_BYTES = 60_000  # MySQL's TEXT has 65,535
+# In events of Baidu AI Cloud BOS, also within a text of JSON: they are for whoever gets the event, and open the bucket.
+_CREDENTIALS = re.compile(rb'((?<!\\)(\\*)"(?:secretAccessKey|sessionToken)\2"\s*:\s*\2")(?:[^"\\]|\\+[^"\\])+')
 _LAST = 2**63 - 1  # the greatest number that the table can have
 _FACTS = (_R.id, _R.share, _R.position, _R.at, _R.reason, _R.size)
 
@@ -129,7 +133,11 @@ def as_rejected(read: ReadMessage, refusal: str) -> ReadMessage:
 def keep(
     connection: sa.Connection, source_id: int, rejected: Sequence[ReadMessage], now: int, most: int, most_bytes: int
 ) -> None:
-    """Store rejected messages of a source. Raises `ShelfFull` if it had more than `most`, or than `most_bytes` then."""
+    """Store rejected messages of a source, without credentials in them.
+
+    Raises `ShelfFull` if it had more than `most`, or than `most_bytes` then.
+    """
+    rejected = [replace(read, message=replace(read.message, body=_hidden(read.message.body))) for read in rejected]
     kept = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_R.size), 0)).where(_R.source_id == source_id)
     count, size = connection.execute(kept).one()
     size = int(size) + sum(len(read.message.body) for read in rejected)
@@ -147,6 +155,10 @@ def keep(
         for read in rejected
     ]  # fmt: skip
     connection.execute(tables.rejected_messages.insert(), rows)
+
+
+def _hidden(body: bytes) -> bytes:
+    return _CREDENTIALS.sub(rb"\1" + REDACTED.encode(), body)
 
 
 def _headers_text(headers: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -351,6 +352,30 @@ def test_long_headers_of_a_rejected_message_stop_nothing(outbox: Outbox, name: s
     assert rejected.message(stored, kept.number).headers == needed
     with pytest.raises(UnknownMessage):
         rejected.message(stored, 10**30)
+
+
+@pytest.mark.parametrize("wraps", [0, 1, 2])
+def test_credentials_are_not_kept_with_a_rejected_message(outbox: Outbox, wraps: int) -> None:
+    """As events of Baidu AI Cloud BOS have them, which are not accepted."""
+    secrets = {"accessKeyId": "id", "secretAccessKey": "s3/cr+et==", "sessionToken": "t0\\x9x9", "expiration": "soon"}
+    content = {"bucket": "b", "object": "o", "credentials": secrets}
+    event: object = {"events": [{"eventOrigin": "bos:realtime", "eventType": "PutObject", "content": content}]}
+    for _ in range(wraps):
+        event = {"Message": json.dumps(event).replace("/", r"\/")}
+    read = bad(1, text := json.dumps(event).encode())
+    assert "Baidu" in read.problem or wraps
+    outbox.record(outbox.lease(), [read])
+    rejected, stored = outbox.sources.rejected, outbox.sources.stored(outbox.source)
+    [kept] = rejected.page(stored, limit=9)
+    found = rejected.message(stored, kept.number).body
+    assert found.count(b"*redacted*") == 2
+    assert len(found) == kept.size
+    assert not any(word in found for word in (b"s3", b"cr+et", b"t0", b"x9x9"))
+    assert found.partition(b"secretAccessKey")[0] == text.partition(b"secretAccessKey")[0]
+    inner: Any = json.loads(found)
+    for _ in range(wraps):
+        inner = json.loads(inner["Message"])
+    assert inner["events"][0]["content"]["credentials"]["expiration"] == "soon"
 
 
 @databases.THREE
