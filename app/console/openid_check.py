@@ -12,8 +12,15 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from app.config.settings import Settings
-from app.console.openid_clock import answered_at, describe_clocks
-from app.console.openid_discovery import USELESS, ask, description_problems, discovery_url, kind
+from app.console.openid_discovery import (
+    USELESS,
+    answered_at,
+    ask,
+    describe_clocks,
+    description_problems,
+    discovery_url,
+    kind,
+)
 from app.console.openid_provider import ALGORITHMS, bound, without_login
 
 _SECONDS = 3.0  # for both answers

@@ -28,12 +28,14 @@ from requests import PreparedRequest, Response
 from app import socket_watchdog
 from app.config.settings import Settings
 from app.console.openid import Begun, Person, granted, redirect_address
-from app.console.openid_clock import LEEWAY, answered_at, describe_wrong_time
 from app.console.openid_discovery import (
+    LEEWAY,
     TIMEOUT,
     USELESS,
     account_prompt,
+    answered_at,
     ask,
+    describe_wrong_time,
     description_problems,
     discovery_url,
     kind,

@@ -13,13 +13,10 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
-from app.doctor.certificates import check_certificates
-from app.doctor.old_snapshots import check_old_snapshots
-from app.doctor.openid import check_openid
+from app.doctor.dependencies import check_certificates, check_old_snapshots, check_openid
 from app.doctor.processes import check_api, check_beat, check_hosts, check_spools
 from app.doctor.refused_requests import check_refused
-from app.doctor.runs import check_runs, check_schedule, check_unscheduled
-from app.doctor.upkeep import check_upkeep
+from app.doctor.runs import check_runs, check_schedule, check_unscheduled, check_upkeep
 from app.logs import clause
 from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.certificates import near_end

@@ -14,7 +14,8 @@ from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import BACKFILL, INCREMENTAL, RECONCILE, RUNNING, SCAN, TABLES, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
-from app.quantities import format_age
+from app.outbox.upkeep import TaskState, read_tasks
+from app.quantities import format_age, format_seconds
 from app.resources.drift import describe_drift
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _JOBS = MappingProxyType(
     }
 )
 _LISTING = ("reconcile", "ls")
+_UPKEEP = "upkeep"
 
 
 def check_schedule(service: "Service") -> Iterator[Finding]:
@@ -99,3 +101,29 @@ def _describe_overdue(state: RunState, now: int) -> str:
         f"({state.schedule}), and none has begun since; do `bucketwire beat` and "
         "`bucketwire worker --only spark` run?"
     )
+
+
+def check_upkeep(service: "Service") -> Iterator[Finding]:
+    """Find what failed when it ran last, and what is overdue; several that are overdue have most likely one cause."""
+    with service.database.reading() as connection:
+        now = database_now(connection)
+        states = read_tasks(connection, now, service_events=service.settings.service_events)
+    overdue = [state for state in states if state.due_at]
+    for state in states:
+        if state.has_failed:
+            good = (
+                f"it succeeded {format_age(state.succeeded_at, now)} ago"
+                if state.succeeded_at
+                else "it never succeeded"
+            )
+            text = f"{state.task.about} failed {format_age(state.failed_at, now)} ago: {clause(state.problem)}; {good}"
+            yield Finding(_UPKEEP, "warning", text)
+    if overdue:
+        listed = "; ".join(_describe(state, now) for state in overdue)
+        hint = "does `bucketwire beat` run, and is the worker that drains there and not busy?"
+        yield Finding(_UPKEEP, "warning", f"overdue: {listed}; {hint}", ("process", "ls"))
+
+
+def _describe(state: TaskState, now: int) -> str:
+    last = format_age(max(state.succeeded_at, state.failed_at), now)
+    return f"{state.task.about}, not done for {last} (due each {format_seconds(state.task.interval_seconds)})"

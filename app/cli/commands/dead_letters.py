@@ -4,11 +4,10 @@ import click
 import orjson
 
 from app.cli.context import CommandContext, with_api
-from app.cli.exchanges import print_exchange
 from app.cli.filter_options import RowFilter, filter_options, require_rows, selection
 from app.cli.groups import Group
 from app.cli_common import CommandError
-from app.cli_common.output import columns
+from app.cli_common.output import columns, print_exchange
 from app.quantities import count_noun
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 

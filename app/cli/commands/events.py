@@ -8,9 +8,8 @@ import orjson
 from app.cli.client import Client, event_path
 from app.cli.commands.rules import event_option, names, rule
 from app.cli.context import CommandContext, with_api
-from app.cli.exchanges import print_exchange
 from app.cli.groups import Group
-from app.cli_common.output import Columns, columns, printable
+from app.cli_common.output import Columns, columns, print_exchange, printable
 from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
 from app.resources.declaration import short_target

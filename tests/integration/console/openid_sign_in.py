@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.config.settings import Settings
-from app.doctor.openid import check_openid
+from app.doctor.dependencies import check_openid
 from tests.integration.console.conftest import TOKENS, Browser, Page
 from tests.services.openid import Provider
 

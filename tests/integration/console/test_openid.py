@@ -23,8 +23,7 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.console.openid import Person, granted, identity, lacking, scopes
 from app.console.openid_check import key_problems
-from app.console.openid_clock import answered_at, describe_wrong_time
-from app.console.openid_discovery import account_prompt
+from app.console.openid_discovery import account_prompt, answered_at, describe_wrong_time
 from app.console.openid_provider import Provider
 from app.console.session import FLOW_COOKIE
 from app.outbox import tables

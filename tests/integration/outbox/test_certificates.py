@@ -10,7 +10,7 @@ import orjson
 
 from app.config.arn import TargetId
 from app.config.tls import Validity
-from app.doctor.certificates import check_certificates
+from app.doctor.dependencies import check_certificates
 from app.outbox import tables
 from app.outbox.certificates import read_certificates, record_of_source, record_of_target
 from app.outbox.engine.database import Database, now_ms

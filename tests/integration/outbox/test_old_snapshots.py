@@ -9,8 +9,8 @@ from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ
 from sqlalchemy.engine import make_url
 
 from app.api.routes.metrics import _snapshots
-from app.doctor import old_snapshots
-from app.doctor.old_snapshots import check_old_snapshots
+from app.doctor import dependencies
+from app.doctor.dependencies import check_old_snapshots
 from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -47,7 +47,7 @@ def test_a_dump_that_is_open_is_named_with_the_old_versions_that_it_keeps(
             opened = _state(database)
             assert opened.age > 0
             assert "(pg_dump)" in opened.holder
-            monkeypatch.setattr(old_snapshots, "_MAX_AGE", 0)
+            monkeypatch.setattr(dependencies, "_MAX_AGE", 0)
             [finding] = check_old_snapshots(database)
             assert (finding.subject, finding.grade) == ("database", "warning")
             assert "session" in finding.text
@@ -83,7 +83,7 @@ def test_what_this_role_may_not_see_shows_by_the_versions_that_are_kept(
                     Log(owner).append([[event(str(number))]])
                 services.until(lambda: _state(limited).old_versions >= 50)
                 assert _state(limited).holder == ""
-                monkeypatch.setattr(old_snapshots, "_MAX_OLD_VERSIONS", 40)
+                monkeypatch.setattr(dependencies, "_MAX_OLD_VERSIONS", 40)
                 [finding] = check_old_snapshots(limited)
                 assert "replication slot" in finding.text
         finally:
