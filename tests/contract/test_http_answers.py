@@ -22,7 +22,7 @@ from tests.services.proxy import INTERIM as INTERIM_ANSWERS
 from tests.support import sample_events
 from tests.support.raw_http import ANSWERED, Asked, Pieces, RawServer, settings, written
 from workers import sources
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.sources.base import SourceUnavailable
 from workers.targets import create
 from workers.targets.base import Target
@@ -220,6 +220,33 @@ def test_an_answer_about_another_action_settles_nothing(format_name: str, status
     assert isinstance(outcome, Unavailable)
     assert outcome.may_arrive
     assert "the action 'delete', which was not asked for" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "odd", [{"error": {"type": "t", "reason": "r"}}, {"error": "no"}, {"status": 0}, {"status": 302}, {"status": 700}]
+)
+@pytest.mark.parametrize("format_name", ["access", "namespace"])
+def test_what_no_cluster_says_of_a_document_is_no_fault_of_its_event(format_name: str, odd: dict[str, object]) -> None:
+    server = changing_items(lambda item: {name: one | odd for name, one in item.items()})
+    with server, opened("elasticsearch", server, format=format_name) as target:
+        (outcome,) = deliver(target, ["good"])
+    assert isinstance(outcome, Unavailable), outcome
+
+
+@pytest.mark.parametrize("format_name", ["access", "namespace"])
+def test_a_document_that_a_pipeline_drops_is_not_delivered(format_name: str) -> None:
+    """As a processor `drop` does, of which the cluster says `noop` with status 200."""
+    dropped = iter([False, True, False, True])
+    server = changing_items(
+        lambda item: {
+            name: one | ({"status": 200, "result": "noop"} if next(dropped) else {"result": "created"})
+            for name, one in item.items()
+        }
+    )
+    with server, opened("elasticsearch", server, format=format_name) as target:
+        outcomes = target.deliver([sample_events.put(key) for key in ("a", "b", "c", "d")], 16)
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED), Unavailable]
+    assert "pipeline" in outcomes[1].reason  # type: ignore[union-attr]  # it is Rejected
 
 
 def test_a_server_that_has_repeated_an_id_always_does() -> None:

@@ -117,14 +117,18 @@ def outcome_of_item(
     """
     ((action, result),) = item.items()
     status, error = result["status"], describe_error(result.get("error"))
-    if is_good(status) or (status == 404 and action == "delete"):
+    if is_good(status) and result.get("result") == "noop":
+        reason = f"{where}: {status} noop: an ingest pipeline of the index drops the document"
+        status = 400  # as where a pipeline fails
+    else:
+        reason = f"{where}: {status} {error}"
+    if (is_good(status) and not result.get("error")) or (status == 404 and action == "delete"):
         return DELIVERED
-    reason = f"{where}: {status} {error}"
     if status == 409 and conditional:
         return CHANGED
     if of_template and (status in (403, 404) or any(state in error for state in _ABOUT_THE_INDEX)):
         return Failed(reason)
-    if status in _UNAVAILABLE or any(state in error for state in _NOT_THE_EVENTS_FAULT):
+    if status in _UNAVAILABLE or not 400 <= status <= 599 or any(state in error for state in _NOT_THE_EVENTS_FAULT):
         return Unavailable(reason)
     if status >= 500:
         return Failed(reason)

@@ -83,7 +83,7 @@ class Cluster:
 
     def bulk(self, body: bytes) -> Response:
         """Make a `_bulk` request. Raises as `ask`."""
-        only = "items.*._id,items.*.status,items.*.error"
+        only = "items.*._id,items.*.status,items.*.error,items.*.result"
         return self.ask(
             lambda client: client.bulk(
                 index=self._index,

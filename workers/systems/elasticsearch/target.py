@@ -10,10 +10,12 @@ format an object's second event waits for the answer to its first.
 
 | answer to one document                                     | outcome                                          |
 |------------------------------------------------------------|--------------------------------------------------|
-| 2xx; 404 to a deletion                                     | Delivered                                        |
+| 2xx without an error; 404 to a deletion                    | Delivered                                        |
+| 2xx with an error; any status but 400 to 599               | Unavailable                                      |
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
 | 403, 404 and the like for an index of a template           | Failed                                           |
 | 400: a field name, depth, a term too long; other 4xx       | Rejected, with the server's reason               |
+| 2xx and `noop`: a pipeline drops the document              | as `workers.targets.doubts` decides              |
 | other 400: mapping, parsing, pipelines, limits             | as `workers.targets.doubts` decides              |
 | other 5xx                                                  | Failed                                           |
 | to the request: 400 or 413                                 | sent again in halves; as above for a single one  |
