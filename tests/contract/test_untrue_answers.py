@@ -40,6 +40,8 @@ UNTRUE: dict[str, list[tuple[bytes, bytes]]] = {
     "mqtt": [  # the confirmation of the other quality of service, and one that is cut off
         (rb"^\x40\x02(..)", b"\x70\x02\\1"),
         (rb"^\x70\x02(..)", b"\x40\x02\\1"),
+        (rb"^\x50\x02(..)", b"\x70\x02\\1"),  # the end of a handshake that has not begun
+        (rb"^\x40\x02(..)", b"\x50\x02\\1"),
         (rb"^[\x40\x70]\x02.(.)", b"\x40\x01\\1"),
     ],
     "mysql": [
@@ -69,6 +71,7 @@ UNTRUE: dict[str, list[tuple[bytes, bytes]]] = {
         (_REDIS_NUMBER, b"$-1\r\n"),
         (_REDIS_NUMBER, b"$1\r\n5\r\n"),
         (_REDIS_NUMBER, b":-1\r\n"),
+        (rb":[01]\r\n", b":1000\r\n"),  # RPUSH answers with the length of the list
         (_REDIS_NUMBER, b"*1\r\n:5\r\n"),
         (_REDIS_ID, b"$-1\r\n"),
         (_REDIS_ID, b":7\r\n"),

@@ -9,13 +9,20 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from paho.mqtt.client import Client
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MessageState, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from app.config.targets.mqtt import MqttAddress, MqttSettings
 from workers.targets import socket_deadline, tcp, tls
 from workers.targets.answer_limit import MAX_ANSWER_BYTES, LimitedSocket
+
+# The states in which a message waits for each confirmation; a PUBCOMP answers our PUBREL, which follows a PUBREC.
+_AWAITED = {
+    "PUBACK": (MessageState.MQTT_MS_WAIT_FOR_PUBACK,),
+    "PUBREC": (MessageState.MQTT_MS_WAIT_FOR_PUBREC, MessageState.MQTT_MS_WAIT_FOR_PUBCOMP),
+    "PUBCOMP": (MessageState.MQTT_MS_WAIT_FOR_PUBCOMP,),
+}
 
 
 class MqttClient(Client):
@@ -61,24 +68,28 @@ class MqttClient(Client):
         return self._wire
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
-        if not self._ends(cmd):
-            self._unexpected = f"the broker sent a {cmd} that confirms no message of this quality of service"
+        if not self._is_awaited(cmd):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self._end(PacketTypes.PUBACK if cmd == "PUBACK" else PacketTypes.PUBCOMP)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _handle_pubrec(self) -> MQTTErrorCode:
+        if not self._is_awaited("PUBREC"):
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         packet = self._in_packet["packet"]
         if len(packet) > 2 and packet[2] >= 0x80:
             self._end(PacketTypes.PUBREC)
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return super()._handle_pubrec()
 
-    def _ends(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> bool:
-        """Return whether a packet of this kind ends the message that it names: each quality of service has its own."""
+    def _is_awaited(self, cmd: Literal["PUBACK", "PUBREC", "PUBCOMP"]) -> bool:
+        """Return whether the message that the packet names waits for one of this kind; note it if it does not."""
         packet = self._in_packet["packet"]
         message = self._out_messages.get(int.from_bytes(packet[:2], "big"))
-        return len(packet) >= 2 and (message is None or message.qos == (1 if cmd == "PUBACK" else 2))
+        if len(packet) >= 2 and (message is None or message.state in _AWAITED[cmd]):
+            return True
+        self._unexpected = f"the broker sent a {cmd} that confirms no message of this quality of service"
+        return False
 
     def _end(self, kind: int) -> None:
         """Report the message of the packet as finished, successful or not."""

@@ -1,7 +1,8 @@
 """What Redis's answers and errors mean."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import AskError, NoPermissionError, ResponseError
@@ -12,6 +13,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 _NEEDED = "+type +hset +hdel +hget +eval +rpush +xadd +multi +exec, with wait_replicas +wait,"
 
 _STREAM_ID = re.compile(rb"[0-9]+-[0-9]+")
+
+# By command and its words: how many fields it changes at most.
+_MOST_CHANGED: dict[str, Callable[[Sequence[Any]], float]] = {
+    "HSET": lambda words: (len(words) - 2) // 2,
+    "HDEL": lambda words: len(words) - 2,
+    "EVAL": lambda words: (len(words) - 4) // 2,
+    "WAIT": lambda _: math.inf,
+}
 
 Commands = Sequence[Sequence[Any]]  # each is its words
 
@@ -45,8 +54,8 @@ def check_answer(words: Sequence[Any], answer: Any) -> None:
         right = isinstance(answer, bytes) and _STREAM_ID.fullmatch(answer) is not None
     elif name == "RPUSH":  # the length of the list: with the entries that were appended
         right = type(answer) is int and answer >= len(words) - 2
-    else:  # HSET, HDEL, our script: how many fields were added or removed; WAIT: how many replicas
-        right = type(answer) is int and answer >= 0
+    else:  # how many fields were added or removed; WAIT: how many replicas have it
+        right = type(answer) is int and 0 <= answer <= _MOST_CHANGED[name](words)
     if not right:
         raise UnexpectedAnswer(f"the answer to {name} is {str(answer)[:80]!r}, which is no answer to it")
 
