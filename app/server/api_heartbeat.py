@@ -36,7 +36,8 @@ from app.outbox.policies import HEARTBEATS, SPOOL
 from app.outbox.processes import API, MetCertificate, Process, end_process, read_process, record_process
 from app.release import VERSION
 
-_END_SECONDS = 1.5  # that the main process waits at most to record its end
+# That the main process waits at most to record its end. Without that record its end in order looks like its death.
+_END_SECONDS = HEARTBEATS.patience_seconds + 0.5
 _AGAIN_SECONDS = 3600.0
 _AGAIN_SHARE = 24  # or this share of the shortest life, which is renewed after two thirds and late after three quarters
 _LEAST_SECONDS = 60.0
