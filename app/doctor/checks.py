@@ -24,7 +24,6 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
-from app.outbox.policies import RETENTION
 from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema import schema_version
@@ -428,8 +427,7 @@ def _check_sources(service: Service) -> Iterator[Finding]:
 
 def _may_have_left(listings: Watched, now: int, service: Service) -> bool:
     """Return whether the log may lack events that came since a bucket was listed."""
-    is_overdue = listings.kept_since < now - RETENTION.overdue_listing_ms
-    return is_overdue and listings.began_at < now - int(service.settings.retention * 1000)
+    return listings.began_at < listings.complete_since(now, int(service.settings.retention * 1000))
 
 
 def _check_counters(service: Service, most: int | None = None) -> Iterator[Finding]:

@@ -180,10 +180,9 @@ class _History:
         """Return the seq of the last event that decides about a version: of one without an id, any of the key's."""
         return self._last.get(version, 0) if is_concrete(version) else max(self._events, default=0)
 
-    @property
-    def tells_of_null(self) -> bool:
-        """Whether any event decides about the object without a version."""
-        return NULL in self._fold.versions or self._fold.key.cover is not None
+    def tells_of(self, version: str) -> bool:
+        """Return whether any event decides about a version."""
+        return _identity(version) in self._fold.versions or self._fold.key.cover is not None
 
     def is_over(self, version: str) -> bool:
         """Return whether a version was removed for good: no event makes it anew, whatever a listing shows."""
@@ -340,10 +339,13 @@ class _Versions:
     def _is_as_known(self, entry: Entry, now: Content | None) -> bool:
         """Return whether nothing has changed, and the log does not lead elsewhere: to what was gone unseen, or back."""
         if now is None:
-            return entry.known is None and _identity(entry.version) not in self._present
+            # What was noted of an object that only the log knew holds when the log has forgotten it.
+            is_noted = entry.pending is not None and entry.pending.content is None
+            is_forgotten = is_noted and not self._history.tells_of(entry.version)
+            return entry.known is None and not is_forgotten and _identity(entry.version) not in self._present
         if entry.known is None or not entry.known.is_same(now):
             return False
-        is_told = not is_concrete(entry.version) and self._history.tells_of_null
+        is_told = not is_concrete(entry.version) and self._history.tells_of(entry.version)
         return not is_told or self._history.leads_to(entry.version, entry.known, now)
 
     def _unexplained(self, entry: Entry, now: Content | None) -> tuple[Entry, tuple[Entry, Pending] | None]:

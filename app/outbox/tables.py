@@ -605,6 +605,8 @@ watched_buckets = sa.Table(
     sa.Column("asked", sa.BigInteger, nullable=False),  # removals that an operator is asked to approve; 0: none
     sa.Column("bucket", sa.String(255), nullable=False, server_default=""),  # as in events; "": no listing has begun
     sa.Column("skipped", sa.BigInteger, nullable=False, server_default="0"),  # entries that no event can have
+    # When it was made due after the log had kept none of its events for some time; 0: not since the last listing.
+    sa.Column("lapsed_at", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 # What is known of a watched bucket, in the order of keys: a chunk has the keys from `first` on.

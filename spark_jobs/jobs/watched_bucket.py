@@ -39,7 +39,6 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import Receipt
-from app.outbox.policies import RETENTION
 from app.outbox.reconcile.log_queries import last_seq_before
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
@@ -268,9 +267,8 @@ class _Listing:
         self, taken: SourceInventory, bucket: SourceBucket, state: Watched, began: int, folder: Folder
     ) -> tuple[SourceListing, Run]:
         """Read an inventory as a listing of its time: of keys with later events it decides nothing."""
-        is_kept = state.complete and state.due_at > began - RETENTION.overdue_listing_ms  # since the last listing
         known = (state.store_time or state.began_at) if state.complete else 0
-        taken.check_age(known, began, 0 if is_kept else began - self._config.log_retention)
+        taken.check_age(known, began, state.complete_since(began, self._config.log_retention))
         with self._describing_store_errors():
             versioned = bucket.is_versioned()
         listing = taken.write(folder, self._settings.prefix, versioned=versioned)

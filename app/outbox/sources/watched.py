@@ -79,11 +79,19 @@ class Watched:
     asked: int = 0
     bucket: str = ""
     skipped: int = 0
+    lapsed_at: int = 0
 
-    @property
-    def kept_since(self) -> int:
-        """Return the time (ms) for a day after which the log keeps the bucket's events for the next listing."""
-        return self.due_at if self.complete else max(self.due_at, self.began_at)
+    def is_kept(self, now: int) -> bool:
+        """Return whether the log keeps the bucket's events for the next listing."""
+        since = self.due_at if self.complete else max(self.due_at, self.began_at)
+        return bool(self.bucket) and since > now - RETENTION.overdue_listing_ms
+
+    def complete_since(self, now: int, retention_ms: int) -> int:
+        """Return from when on (ms) the log has each of the bucket's events; 0: it has all since the last listing."""
+        if not self.is_kept(now):
+            return now - retention_ms
+        since = self.lapsed_at if self.complete else max(self.lapsed_at, self.began_at)
+        return since - retention_ms if since else 0
 
     def found_since_yesterday(self, now: int) -> int:
         """Return how many differences that no event explained were found today and yesterday, in UTC."""
@@ -182,9 +190,7 @@ class WatchedBuckets:
         with self._database.reading() as connection:
             runs = [row for row in connection.execute(query) if prefix.startswith(row.prefix)]
             known, partitions = _read(connection, lease), log_head.read(connection).partitions
-        # For a day after the first try the log keeps what it had then.
-        is_kept = known.bucket and not known.complete and known.began_at > now - RETENTION.overdue_listing_ms
-        kept_since = (known.began_at if is_kept else now) - retention_ms
+        kept_since = known.complete_since(now, retention_ms)
         first = (_E.partition.in_(range(partitions)), _E.seq == first_seq(self._database, partitions))
         with self._database.reading() as connection:
             begins = connection.execute(sa.select(_E.received_at).where(*first)).scalar()
@@ -322,6 +328,7 @@ class WatchedBuckets:
                 "store_time": store_time,
                 "seq": run.seq,
                 "due_at": due_at,
+                "lapsed_at": 0,
             }
             last |= {"objects": counts.objects, "pending": counts.pending, "complete": True}
             # An approval holds for what is gone and has to wait for the end of the grace, and for nothing else.
@@ -344,7 +351,9 @@ def read_watched(connection: sa.Connection) -> dict[int, Watched]:
 
 def make_due(connection: sa.Connection, source_id: int) -> None:
     """Have a bucket listed at once, also one of which nothing is known."""
-    _write(connection, source_id, {"due_at": database_now(connection)}, {})
+    now, known = database_now(connection), read_watched(connection).get(source_id)
+    lapsed = {"lapsed_at": now} if known and known.bucket and not known.is_kept(now) else {}
+    _write(connection, source_id, {"due_at": now} | lapsed, {})
 
 
 def forget(connection: sa.Connection, source_id: int) -> None:

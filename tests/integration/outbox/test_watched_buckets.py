@@ -258,6 +258,42 @@ def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(kno
     assert purge(known.database, now + HOUR) == 0
 
 
+def test_what_left_the_log_during_a_pause_is_not_forgotten_when_the_source_is_resumed(known: Known) -> None:
+    w, registry = tables.watched_buckets, known.sources.registry
+
+    def complete_since() -> int:
+        """Counted from now, in days; 0: since the last listing."""
+        now = known.clock()
+        since = known.watched.state(known.lease).complete_since(now, 7 * DAY)
+        return round((since - now) / DAY) if since else 0
+
+    def paused_for(milliseconds: int) -> None:
+        """Wait so long, and resume."""
+        registry.pause(SOURCE, "")
+        state = known.watched.state(known.lease)
+        times = {name: getattr(state, name) for name in ("due_at", "began_at", "lapsed_at")}
+        with known.database.writing() as connection:
+            connection.execute(w.update().values({name: at - milliseconds for name, at in times.items() if at}))
+        registry.resume(SOURCE)
+        known.lease = known.claim()
+
+    assert complete_since() == -7  # no listing has begun
+    known.watched.begin(known.lease, "images")
+    paused_for(2 * DAY)
+    assert complete_since() == -7  # nothing was kept for a day
+    known.finish(known.clock())
+    assert complete_since() == 0
+    paused_for(DAY - HOUR)
+    assert complete_since() == 0
+    for _ in range(2):  # the second time is soon enough, and what was lost is lost
+        paused_for(DAY + HOUR)
+        assert complete_since() == -7
+        paused_for(DAY - HOUR)
+        assert complete_since() == -8
+    known.finish(known.clock())
+    assert complete_since() == 0
+
+
 def test_what_a_first_listing_needs_stays_in_the_log_for_a_day_at_most(known: Known) -> None:
     log, now, w = Log(known.database), known.clock(), tables.watched_buckets
     kept = [event("a"), event("b")]

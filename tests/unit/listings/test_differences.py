@@ -98,6 +98,15 @@ def test_an_object_that_was_reported_and_removed_unseen_is_found_removed() -> No
     assert (decided.counts.removed, decided.counts.unseen, decided.entries) == (1, 1, [])
 
 
+def test_an_object_that_was_found_removed_is_so_after_the_log_has_forgotten_it() -> None:
+    noted = decide("k", [], [], [logged(4, PUT, A.modified, content=A)], run(grace=GRACE))
+    assert (names(noted), noted.counts.going) == ([], 1)
+    later = run(began=BEGAN + 2 * GRACE, grace=GRACE)
+    assert names(decide("k", noted.entries, [], [], later)) == [DELETE]
+    removed = logged(6, DELETE, BEGAN)
+    assert decide("k", noted.entries, [], [removed], later) == Decided()
+
+
 @pytest.mark.parametrize("age", [500, 30_000, 3_600_000])
 def test_a_removal_is_above_the_late_event_of_what_is_gone_and_below_all_that_follows(age: int) -> None:
     modified = (BEGAN - age) // 1000 * 1000  # as a listing without fractions has it
