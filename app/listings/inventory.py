@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ from app.listings.errors import BadListing
 S3_SCHEME = "s3://"
 MARGIN = 86_400_000  # ms before a report's time: what was written or removed since then may be missing from it
 _CHECKSUM, _MANIFEST = "manifest.checksum", "manifest.json"
-_REPORT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z")
+_REPORT, _FOLDER = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z"), "%Y-%m-%dT%H-%MZ"
+_MINUTE = 60_000  # ms
 _MAX_UNFINISHED = 8  # newest folders that may lack a manifest, because they are written at the moment
 _MAX_BYTES = 1 << 28  # of a manifest; each file takes 200
 _FORMATS = ("CSV", "ORC", "Parquet")
@@ -113,9 +115,24 @@ def _parsed(location: str, text: bytes, written: int, checksum: tuple[bytes, int
     schema = field("fileSchema", str)
     if not {"bucket", "key"} <= {word.lower() for word in re.findall(r"\w+", schema)}:
         raise BadListing(f"{location}: fileSchema has no bucket and key")
+    if content.get("files") == []:
+        raise BadListing(f"{location} names no files: if the bucket is empty, list it by S3, without an inventory")
     files = tuple(ReportFile(field("key", str, file), field("MD5checksum", str, file)) for file in field("files", list))
-    bucket = field("sourceBucket", str)
-    return Manifest(location, bucket, int(begun), max(int(begun), written), format_, schema, files)
+    bucket, at = field("sourceBucket", str), _begun(location, int(begun))
+    return Manifest(location, bucket, at, max(at, written), format_, schema, files)
+
+
+def _begun(location: str, created: int) -> int:
+    """Return when a report was begun (ms): what its folder says, to the minute, if that is earlier than its manifest.
+
+    Ceph RGW writes into the manifest when the report was complete.
+    """
+    try:
+        folder = datetime.strptime(location.split("/")[-2], _FOLDER).replace(tzinfo=UTC)
+    except (IndexError, ValueError):
+        return created
+    begun = round(folder.timestamp() * 1000)
+    return begun if begun + _MINUTE <= created else created
 
 
 class _Place(Protocol):

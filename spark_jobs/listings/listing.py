@@ -193,9 +193,11 @@ def from_columns(frame: DataFrame, location: str, *, versioned: bool) -> Listing
     def of(name: str) -> Column:
         return F.col(has[name] or name)
 
-    is_text = dict(frame.dtypes)[has["last_modified_date"] or ""] == "string"
-    size, time = of("size").try_cast("bigint"), of("last_modified_date")
+    kind, time = dict(frame.dtypes)[has["last_modified_date"] or ""], of("last_modified_date")
+    is_text, size = kind == "string", of("size").try_cast("bigint")
     modified = milliseconds(time) if is_text else F.unix_millis(time.cast("timestamp"))
+    if kind == "bigint":  # in Parquet that does not say what its number is, as AWS's own table for Athena has it
+        modified = time
     is_marker = of("is_delete_marker").try_cast("boolean") if has["is_delete_marker"] else F.lit(False)
     marker = F.coalesce(is_marker, F.lit(False))
     is_latest = of("is_latest").try_cast("boolean") if versioned else F.lit(True)

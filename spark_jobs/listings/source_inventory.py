@@ -24,6 +24,8 @@ from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.source_listing import SCHEMA, SourceBucket, SourceListing, summed_up
 from spark_jobs.reports.report import write_parquet
 
+_LAST_TIME = 253_402_300_799_999  # ms; the end of the year 9999, after which no event can have a time
+
 
 @dataclass(frozen=True, slots=True)
 class SourceInventory:
@@ -60,7 +62,7 @@ class SourceInventory:
         if self.time < kept_since:
             raise BadListing(
                 f"{of}, which is too old: events since {timestamp(self.time)} may have left the log, which has those "
-                f"since {timestamp(kept_since)}; wait for the next one, or raise BUCKETWIRE_RETENTION"
+                f"since {timestamp(kept_since)}; wait for a newer one, and if none is, raise BUCKETWIRE_RETENTION"
             )
 
     def write(self, folder: Folder, prefix: str, *, versioned: bool) -> SourceListing:
@@ -121,6 +123,7 @@ def _rows(listing: Listing, prefix: str, *, versioned: bool) -> DataFrame:
     no_nul = ~F.col("key").contains("\0") & ~F.col("version").contains("\0")
     is_recordable = (F.col("key") != "") & (F.octet_length("key") <= MAX_KEY_BYTES) & no_nul
     is_recordable &= (F.length("version") <= MAX_VERSION) & (F.length("etag") <= MAX_ETAG) & (F.col("size") >= 0)
+    is_recordable &= F.col("modified").between(0, _LAST_TIME)
     kinds = dict(column.strip().split(" ") for column in SCHEMA.split(","))
     of_pages = {"answered": F.lit(None), "skipped": F.lit(None), "skipped_key": F.lit(None)}
     of_skipped = {"answered": F.lit(0), "skipped": F.lit(1), "skipped_key": F.col("key")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.order import from_time
-from app.events.own_events import DELETE, object_members, own_record
+from app.events.own_events import DELETE, PUT, object_members, own_record
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from tests import services
 from tests.spark.conftest import NIGHTLY, ListedBucket
-from tests.support.inventories import Report, as_csv, by_spark, entries, report
+from tests.support.frames import frame_of
+from tests.support.inventories import PARQUET, Report, as_csv, by_spark, entries, report
 from tests.support.watched_bucket import WatchedBucket
 
 HOUR = 3_600_000
@@ -65,9 +67,9 @@ def upload(bucket: WatchedBucket, place: str, made: Report) -> None:
         bucket.s3.upload_file(str(file), place, str(file.relative_to(made.folder)))
 
 
-@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize(("versioned", "kind"), [(False, "Parquet"), (True, "ORC")])
 def test_the_newest_report_is_a_listing_of_its_time(
-    listed_by_spark: ListedBucket, spark: SparkSession, tmp_path: Path, versioned: bool
+    listed_by_spark: ListedBucket, spark: SparkSession, tmp_path: Path, versioned: bool, kind: str
 ) -> None:
     """What the log has learnt since then explains, and puts off."""
     listed, place, now = listed_by_spark, f"reports-{uuid4().hex[:8]}", now_ms()
@@ -96,8 +98,8 @@ def test_the_newest_report_is_a_listing_of_its_time(
     log.append([[bucket.report("reported")._replace(version=version if versioned else "")]])
     age(bucket, 4 * DAY)
     found = entries(bucket.minio, bucket.name, versioned=versioned)
-    contents = [by_spark(spark, half, tmp_path, "ORC") for half in (found[::2], found[1::2])]
-    upload(bucket, place, written(bucket, tmp_path / "2", now - 2 * DAY, *contents, kind="ORC", versioned=versioned))
+    contents = [by_spark(spark, half, tmp_path, kind) for half in (found[::2], found[1::2])]
+    upload(bucket, place, written(bucket, tmp_path / "2", now - 2 * DAY, *contents, kind=kind, versioned=versioned))
     if not versioned:  # a version is what its own events say
         log.append([[removal(bucket, "put off")]])
     unfinished = f"reports/source/daily/{named(now)}/manifest.json"
@@ -114,6 +116,122 @@ def test_the_newest_report_is_a_listing_of_its_time(
     bucket.watch(inventory="")  # a listing goes on after an inventory
     listed.again()
     assert bucket.mirrored() == set(bucket.keys())
+
+
+# As in https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory-location.html, with each column that
+# a report can have, and as S3 writes it today.
+DOCUMENTED = (
+    "message s3.inventory { required binary bucket (UTF8); required binary key (UTF8); optional binary version_id "
+    "(UTF8); optional boolean is_latest; optional boolean is_delete_marker; optional int64 size; optional int64 "
+    "last_modified_date (TIMESTAMP_MILLIS); optional binary e_tag (UTF8); optional binary storage_class (UTF8); "
+    "optional boolean is_multipart_uploaded; optional int64 object_lock_retain_until_date (TIMESTAMP_MILLIS); "
+    "optional binary checksum_algorithm (UTF8); }"
+)
+TYPES = (
+    "bucket string, key string, version_id string, is_latest boolean, is_delete_marker boolean, size bigint, "
+    "last_modified_date {time}, e_tag string, storage_class string, is_multipart_uploaded boolean, "
+    "object_lock_retain_until_date {time}, checksum_algorithm string"
+)
+SPECIAL = [
+    "a b",
+    "a+b",
+    "a%2Fb",
+    "a%zz",
+    "q\"uo'te",
+    "line\nbreak\r\t",
+    "ü/\U0001f600",
+    " ends with blanks ",
+    "null",
+    "-",
+    "\\",
+]
+
+
+def parquet(spark: SparkSession, rows: Sequence[Sequence[Any]], folder: Path, time: str) -> bytes:
+    """One file of a report: times are milliseconds, with or without the annotation that says so."""
+    frame = frame_of(spark, rows, TYPES.format(time="bigint"))
+    columns = ("last_modified_date", "object_lock_retain_until_date")
+    if time == "timestamp":
+        frame = frame.withColumns({name: F.timestamp_millis(name) for name in columns})
+    output = folder / uuid4().hex
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
+    try:
+        frame.coalesce(1).write.parquet(str(output))
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")
+    (file,) = output.glob("*.parquet")
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(("time", "schema"), [("timestamp", PARQUET), ("bigint", DOCUMENTED)])
+def test_a_report_in_parquet_has_keys_as_they_are_and_markers_with_or_without_a_size(
+    listed_by_spark: ListedBucket, spark: SparkSession, tmp_path: Path, time: str, schema: str
+) -> None:
+    """Unlike those in CSV its keys are not encoded; a version without an id is null, empty or `null`."""
+    bucket, now = listed_by_spark.bucket, now_ms()
+    modified = now - 9 * DAY + 123
+
+    def row(key: str, version: str | None, at: int = 0, *, size: int | None = 1, etag: str | None = "e",
+            latest: bool = True, marker: bool | None = False) -> tuple[Any, ...]:  # fmt: skip
+        lock, what = (modified, "STANDARD") if etag else (None, None)
+        return (bucket.name, key, version, latest, marker, size, modified + at, etag, what, False, lock, "CRC64NVME")
+
+    def inventoried(name: str, moment: int, *parts: Sequence[Sequence[Any]]) -> str:
+        contents = [parquet(spark, part, tmp_path, time) for part in parts]
+        made = written(bucket, tmp_path / name, moment, *contents, kind="Parquet", versioned=True)
+        made.content["fileSchema"] = schema
+        return made.write()
+
+    nulls = [row(key, version) for key, version in zip(SPECIAL, [None, "", "null"] * 4, strict=False)]
+    markers = [
+        row("gone", "v1", latest=False), row("gone", "v2", 1, size=None, etag=None, marker=True),
+        row("back", "v3", size=0, etag="", latest=False, marker=True), row("back", "v4", 1, etag='"e"', marker=None),
+    ]  # fmt: skip
+    no_event_can_have = [row("x", "v" * 2_000), row("y", "v", size=-1), row("z", "v", 10**15)]
+    place = inventoried("1", now - 3 * DAY, nulls[::2] + markers[:1], [], markers[1:] + nulls[1::2], no_event_can_have)
+    bucket.watch(initial="events", versions="on", inventory=place)
+    code, words = listed_by_spark.run()
+    assert (code, words) == (0, "13 objects: 15 created, 0 changed, 0 removed, 0 explained, 0 undecided")
+    assert bucket.mirrored() == {*SPECIAL, "back"}
+    assert bucket.state.skipped == 3
+    e = tables.events.c
+    with bucket.database.reading() as connection:
+        query = sa.select(e.key, e.version, e.time, e.name).where(e.key.in_(("gone", "back", "a b", "a+b")))
+        events = {(row.key, row.version): (row.time, row.name) for row in connection.execute(query)}
+    marked = "s3:ObjectRemoved:DeleteMarkerCreated"
+    assert events == {
+        ("a b", "null"): (modified, PUT), ("a+b", "null"): (modified, PUT), ("gone", "v1"): (modified, PUT),
+        ("gone", "v2"): (modified + 1, marked), ("back", "v3"): (modified, marked), ("back", "v4"): (modified + 1, PUT),
+    }  # fmt: skip
+
+    later = inventoried("2", now - 2 * DAY + HOUR, [])  # what is gone has to be approved
+    bucket.watch(versions="on", inventory=later)
+    code, words = listed_by_spark.again()
+    assert (code, "paused: the listing is empty" in words) == (0, True), words
+    assert bucket.mirrored() == {*SPECIAL, "back"}
+
+
+def test_after_a_pause_of_days_no_inventory_is_older_than_what_the_log_can_explain(
+    listed_by_spark: ListedBucket, tmp_path: Path
+) -> None:
+    """It would bring back what was removed, since the log has no event of that any more."""
+    bucket, now, w = listed_by_spark.bucket, now_ms(), tables.watched_buckets
+    bucket.put("a")
+    bucket.watch(initial="events", inventory=str(written(bucket, tmp_path / "1", now - 3 * DAY).manifest))
+    assert listed_by_spark.run()[0] == 0
+    bucket.sources.registry.pause(bucket.source, "")
+    age(bucket, 20 * DAY)
+    columns = ("began_at", "ended_at", "store_time", "due_at")
+    with bucket.database.writing() as connection:
+        connection.execute(w.update().values({name: w.c[name] - 20 * DAY for name in columns}))
+    bucket.remove("a")  # which was reported, and has left the log
+    bucket.put("b")
+    for days, message in ((9, "which is too old: events since"), (5, "1 created")):
+        old = written(bucket, tmp_path / str(days), now - days * DAY)
+        bucket.watch(initial="events", inventory=str(old.manifest), max_removals="100")
+        code, words = listed_by_spark.again()
+        assert (code, message in words) == (int(days == 9), True), words
+    assert bucket.mirrored() == {"b"}
 
 
 LINE = '"{}","{}","5","2026-11-18T09:06:40.123Z","e","STANDARD","false"\n'
@@ -147,6 +265,9 @@ def refused(bucket: WatchedBucket, folder: Path) -> Iterator[tuple[str, dict[str
     cut = gzip.compress((LINE.format(bucket.name, "a") + f'"{bucket.name}","b","5').encode())
     yield str(written(bucket, folder / "cut", now - DAY, cut).manifest), {}, "1 of its lines cannot be read"
     yield str(of("a", "b", "a").manifest), {}, "it has the entry 'a' twice"
+    yield changed(manifest(files=[])), {}, "names no files: if the bucket is empty"
+    yield changed(lambda made: made.manifest.with_name("manifest.checksum").write_text("")), {}, "does not match"
+    yield str(of("a", "b").write_as("Parquet")), {}, "Job aborted due to stage failure"
     yield str(folder / "cut"), {}, "has no complete report of S3 Inventory"
     yield f"s3://{bucket.name}/none/manifest.json", {}, "cannot be read: No such file"
     yield f"s3://{bucket.name}/none/", {"secret_key": "wrong"}, "SignatureDoesNotMatch"
@@ -189,7 +310,9 @@ def catalog() -> Iterator[services.IcebergRest]:
 # As https://docs.aws.amazon.com/AmazonS3/latest/userguide/metadata-tables-inventory-schema.html has them.
 TABLE = (
     "bucket string, key string, sequence_number string, version_id string, is_delete_marker boolean, size bigint, "
-    "last_modified_date timestamp, e_tag string, storage_class string, is_multipart boolean"
+    "last_modified_date timestamp_ntz, e_tag string, storage_class string, is_multipart boolean, "
+    "encryption_status string, is_bucket_key_enabled boolean, kms_key_arn string, checksum_algorithm string, "
+    "object_tags map<string, string>, user_metadata map<string, string>"
 )
 
 
@@ -208,8 +331,9 @@ def test_the_live_table_of_s3_metadata_is_a_listing_with_versions(
 
     def put(*rows: tuple[str, str, str, bool]) -> None:
         values = ", ".join(
-            f"('{bucket.name}', '{key}', '{order}', '{version}', {marker}, {'null' if marker else 1}, "
-            f"TIMESTAMP '2026-11-18 09:06:40', {'null' if marker else repr('e' + version)}, 'STANDARD', false)"
+            f"('{bucket.name}', '{key}', '{order}', '{version}', {marker}, {0 if marker else 1}, "
+            f"TIMESTAMP_NTZ '2026-11-18 09:06:40.5', {'null' if marker else repr('e' + version)}, 'STANDARD', false, "
+            "'SSE-S3', false, null, 'CRC64NVME', map(), map('a', 'b'))"
             for key, order, version, marker in rows
         )
         spark.sql(f"INSERT INTO {namespace}.inventory VALUES {values}")
@@ -225,8 +349,8 @@ def test_the_live_table_of_s3_metadata_is_a_listing_with_versions(
     assert bucket.events()[:2] == [("ObjectCreated:Put", "a")] * 2
     e = tables.events.c
     with bucket.database.reading() as connection:
-        query = sa.select(e.version).where(e.key == "a").order_by(e.sequencer)
-        assert connection.execute(query).scalars().all() == ["v1", "v2"]
+        query = sa.select(e.version, e.time).where(e.key == "a").order_by(e.sequencer)
+        assert connection.execute(query).all() == [("v1", 1_794_992_800_500), ("v2", 1_794_992_800_500)]
     assert listed.again()[0] == 0  # nothing has changed since
 
     age(bucket, 5 * HOUR)

@@ -102,7 +102,7 @@ class Report:
 
     folder: Path
     content: dict[str, Any]
-    name: str = "2026-11-18T09-06Z"
+    name: str = "2026-11-18T11-06Z"
 
     @property
     def manifest(self) -> Path:
@@ -111,6 +111,11 @@ class Report:
     @property
     def files(self) -> list[Path]:
         return [self.folder / each["key"] for each in self.content["files"]]
+
+    def write_as(self, kind: str) -> str:
+        """Have the manifest say that its files are of this kind."""
+        self.content["fileFormat"] = kind
+        return self.write()
 
     def write(self) -> str:
         """Write the manifest and its checksum; where it is."""

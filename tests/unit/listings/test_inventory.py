@@ -50,6 +50,18 @@ def test_a_report_is_complete_when_its_manifest_is_written_but_not_before_it_was
         assert manifest(str(file), nowhere).written == written
 
 
+def test_a_report_was_begun_when_its_folder_says_if_its_manifest_was_written_later(tmp_path: Path) -> None:
+    """S3 writes the same time into both, and Ceph the end of the report into its manifest."""
+    for name, begun in (
+        ("2026-11-18T11-06Z", BEGUN),
+        ("2026-11-18T10-06Z", BEGUN - BEGUN % 60_000 - 3_600_000),
+        ("2026-11-19T00-00Z", BEGUN),
+        ("2026-13-18T10-06Z", BEGUN),
+    ):
+        write(tmp_path, name)
+        assert manifest(str(tmp_path / name / "manifest.json"), nowhere).begun == begun, name
+
+
 @pytest.mark.parametrize(
     ("names", "checksum", "words"),
     [
