@@ -18,12 +18,13 @@ from app.doctor.checks import SHORT_CHECKS, Check, check_carried, run_checks
 from app.outbox.engine.database import now_ms
 from app.outbox.log.spool import describe_waiting, waiting_files
 from app.outbox.policies import SPOOL
-from app.quantities import count_noun
+from app.quantities import count_noun, format_age
 from app.resources.declaration import format_time, refuse_unknown
 from app.resources.service import Diagnosis, DoctorFinding
 
 routes = Blueprint("doctor", __name__)
 _PROBE = "bucketwire_doctor"
+_SLOW = "the database, the broker or an API does not answer, or this host is too busy"
 
 
 def install(app: Flask, opened: Services, instead: Mapping[str, Check] = MappingProxyType({})) -> None:
@@ -92,7 +93,10 @@ def doctor() -> Diagnosis:
     result = current_app.extensions[_PROBE].get()
     checked_at, findings = result.value or (now_ms(), [])
     if result.error is not None or result.value is None:  # not in time, or never; what was found before is still told
-        findings = [Finding("doctor", "problem", f"the checks do not end: {result.error}"), *findings]
+        why = str(result.error)
+        if isinstance(result.error, NoAnswer) and result.value is not None:
+            why = f"{_SLOW}; what else is said is of {format_age(checked_at, now_ms())} ago"
+        findings = [Finding("doctor", "problem", f"the checks do not end: {why}"), *findings]
     return _diagnosis(checked_at, [finding for finding in findings if _may_see(finding)])
 
 

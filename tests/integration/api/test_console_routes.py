@@ -6,11 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from app.cached_probe import NoAnswer, ProbeResult
+from app.doctor import Finding
 from app.outbox import processes, tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases
@@ -337,6 +340,17 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
         problem(api.client.get(f"/v1/reconciliations/{path}"), 404, "not-found")
     for word in ("repair", "cancel"):
         problem(api.client.post(f"/v1/reconciliations/none/{word}", json={}), 404, "not-found")
+
+
+def test_checks_that_do_not_end_blame_not_the_database_alone_and_say_how_old_the_others_are(log: Database) -> None:
+    app = create_app(settings(url_of(log)))
+    late = ProbeResult((now_ms() - 90_000, [Finding("beat", "problem", "late")]), NoAnswer("within 10 s"))
+    app.extensions["bucketwire_doctor"] = SimpleNamespace(get=lambda: late)
+    slow, known = app.test_client().get("/v1/doctor").get_json()["findings"]
+    app.extensions["bucketwire"].database.close()
+    assert slow["text"].startswith("the checks do not end: the database, the broker or an API does not answer, or ")
+    assert slow["text"].endswith("what else is said is of 1.5 m ago")
+    assert known["text"] == "late"
 
 
 def test_the_doctors_findings_are_told_and_no_password(log: Database, start: Start) -> None:
