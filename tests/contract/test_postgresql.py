@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -334,6 +335,34 @@ def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, ch
         postgres.ask(
             f"ALTER ROLE {services.USER} RESET synchronous_commit; DROP TABLE seen; DROP FUNCTION look CASCADE"
         )
+
+
+def test_what_a_synchronous_standby_was_not_waited_for_is_not_delivered(postgres: Namespace) -> None:
+    """Somebody has ended the wait: PostgreSQL answers COMMIT, with a warning."""
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%COMMIT'"
+    event = sample_events.put("a")
+    postgres.ask(f"ALTER ROLE {services.USER} SET client_min_messages = error")
+    with postgres.opened(timeout="60s") as target, ThreadPoolExecutor(1) as thread:
+        standby(postgres, "nobody")
+        try:
+            delivering = thread.submit(attempt, target, [event], 1)
+            services.until(lambda: postgres.ask(waiting) != [], 50, what="a COMMIT that waits")
+            postgres.ask(f"SELECT pg_cancel_backend(pid) FROM ({waiting}) AS waiting")
+            outcome = delivering.result(60)[0]
+        finally:
+            standby(postgres, "")
+            postgres.ask(f"ALTER ROLE {services.USER} RESET client_min_messages")
+        assert isinstance(outcome, Unavailable)
+        assert "standby" in outcome.reason
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+
+
+def standby(postgres: Namespace, name: str) -> None:
+    """Have the server wait for this standby from now on."""
+    with postgres.server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        cursor.execute("SELECT pg_reload_conf()")
+    services.until(lambda: postgres.ask("SHOW synchronous_standby_names") == [(name,)], what="the setting")
 
 
 def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace) -> None:

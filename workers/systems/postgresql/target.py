@@ -1,7 +1,8 @@
 """PostgreSQL: a table that mirrors the buckets or one that records every event (reference §4.10).
 
 Delivered means: PostgreSQL has written as many rows as there are, and answered COMMIT, with `synchronous_commit` not
-off. Of what is deleted it cannot be known how many rows there were.
+off, and without a warning that it has not waited for a synchronous standby. Of what is deleted it cannot be known how
+many rows there were.
 
 A call is one transaction of a few set-based statements, whatever the window. Measured on PostgreSQL 15, 1 KB events,
 batches of 500: INSERT from unnested arrays 22-38 thousand events per second, against 17-29 by execute_values; COPY for
@@ -39,6 +40,7 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 _OF_ONE_EVENT = frozenset({"22021", "22P05"})
 _TAKEN = frozenset({"23505", "23P01"})  # a row that is there already
 _FIRST_WITH_IDLE_LIMIT = 90600  # PostgreSQL 9.6
+_NOT_REPLICATED = "canceling wait for synchronous replication"  # a warning, in the server's language
 # With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
@@ -148,7 +150,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         limits = f"SET LOCAL statement_timeout = {milliseconds}"
         if connection.server_version >= _FIRST_WITH_IDLE_LIMIT:
             limits += f"; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
-        return f"BEGIN; {limits}; {_SYNCHRONOUS}"
+        return f"BEGIN; {limits}; SET LOCAL client_min_messages = warning; {_SYNCHRONOUS}"
 
     def _deadline(self, connection: extensions.connection) -> contextlib.AbstractContextManager[object]:
         return deadline(connection, self._settings.timeout)
@@ -156,9 +158,15 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
     @staticmethod
     def _commit(cursor: extensions.cursor) -> None:
         # A timed-out wait for a standby commits with a warning, hence no statement timeout; `deadline` limits the wait.
+        notices = cursor.connection.notices
+        notices.clear()
         cursor.execute("SET LOCAL statement_timeout = 0; COMMIT")
         if cursor.statusmessage != "COMMIT":
             raise psycopg2.OperationalError(f"COMMIT was answered {cursor.statusmessage}")
+        if any(_NOT_REPLICATED in notice for notice in notices):
+            raise psycopg2.OperationalError(
+                "COMMIT is done, but not by the synchronous standby, which was not waited for"
+            )
 
     def _reason(self, error: psycopg2.Error) -> str:
         return f"PostgreSQL, table {self._settings.table}: {reason(error)}"
