@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from flask.testing import FlaskClient
 
 from app.config.settings import Settings
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats
 from app.outbox.engine.database import now_ms
 from app.server.application import create_app
 from bench import console_data as data

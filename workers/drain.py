@@ -11,8 +11,8 @@ from app import telemetry
 from app.broker import POLICY
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
+from app.outbox import heartbeats
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.availability import targets_to_open
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, time_limit

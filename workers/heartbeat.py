@@ -14,11 +14,11 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import beat_pauses
-from app.outbox.beat_pauses import Pause, read_beat_at
+from app.outbox import heartbeats
 from app.outbox.delivery.leases import new_token
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
+from app.outbox.heartbeats import Pause, read_beat_at
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import ALL_TARGETS, BEAT, Process, end_process, record_process
 from app.quantities import format_seconds
@@ -149,7 +149,7 @@ class BeatHeartbeat:
                 worked_at = read_beat_at(connection)
                 began = database_now(connection) - int((now - works_since) * 1000)
             if worked_at is not None and began - worked_at > HEARTBEATS.silence_ms:
-                beat_pauses.record_pause(database, Pause(worked_at, began))
+                heartbeats.record_pause(database, Pause(worked_at, began))
                 pause = format_seconds((began - worked_at) / 1000)
                 log.warning("no beat did anything for %s; `bucketwire doctor` says what was missed", pause)
         self._beat = record_process(database, replace(self._beat, problem=problem), age=int((now - turned_at) * 1000))

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from app.broker import BrokerUnavailable, QueueRefused
 from app.config.sources.source_id import SourceId
-from app.outbox import audit, processes, refusals, series, upkeep
+from app.outbox import audit, heartbeats, processes, refusals, series, upkeep
 from app.outbox.admin import attempts
-from app.outbox.delivery import heartbeats, rate_limits
+from app.outbox.delivery import rate_limits
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.transitions.heads import HeadRepair
 from app.outbox.engine.database import Database, DatabaseUnavailable

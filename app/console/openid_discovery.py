@@ -1,4 +1,4 @@
-"""Ask an OpenID Connect provider for its description of itself (OpenID Connect Discovery), and judge it."""
+"""Ask an OpenID Connect provider for its description of itself (OpenID Connect Discovery); judge it, and its clock."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime

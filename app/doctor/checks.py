@@ -18,9 +18,9 @@ from app.doctor.processes import check_api, check_beat, check_hosts, check_spool
 from app.doctor.refused_requests import check_refused
 from app.doctor.runs import check_runs, check_schedule, check_unscheduled, check_upkeep
 from app.logs import clause
+from app.outbox import heartbeats
 from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
 from app.outbox.certificates import near_end
-from app.outbox.delivery import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names

@@ -12,8 +12,8 @@ from app.api_answer import READY, problem_of
 from app.config.networks import is_loopback
 from app.doctor import Finding
 from app.logs import clause
-from app.outbox.beat_pauses import Missed, Pause, beat_at, last_pause, read_missed
 from app.outbox.engine.clock import database_now
+from app.outbox.heartbeats import Missed, Pause, beat_at, last_pause, read_missed
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import (
     API,

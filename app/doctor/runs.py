@@ -1,4 +1,8 @@
-"""The checks of reconciliations, backfills, scans and updates of the tables: which failed, wait or are overdue."""
+"""The checks of what runs by time.
+
+Which reconciliations, backfills, scans and updates of the tables failed, wait or are overdue, and what failed or is
+overdue of what beat and the drain start beside deliveries.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby

@@ -16,8 +16,7 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.outbox import tables
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats, tables
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import Answer, until

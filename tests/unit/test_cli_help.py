@@ -17,7 +17,7 @@ from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
 from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.registry import TYPES
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats
 from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import migrated
 from tests.support.commands import EVERY

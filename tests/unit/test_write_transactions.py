@@ -16,7 +16,7 @@ ELSEWHERE = {
     "app/outbox/audit.py purge": _NEXT_TICK,
     "app/outbox/delivery/future_times.py": _NEXT_TICK,
     "app/outbox/delivery/transitions/heads.py HeadRepair._repair": _NEXT_TICK,
-    "app/outbox/delivery/heartbeats.py": _NEXT_TICK,
+    "app/outbox/heartbeats.py": _NEXT_TICK,
     "app/outbox/log/arrivals.py catch_up": _NEXT_TICK,
     "app/outbox/processes.py record_process": "the next heartbeat is soon",
     "app/outbox/processes.py end_process": "a process whose end is not recorded falls silent",

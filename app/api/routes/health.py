@@ -11,10 +11,10 @@ from app.api.probes import stopping
 from app.api.services import services
 from app.api.token_scopes import PUBLIC, needs
 from app.cached_probe import CachedProbe, NoAnswer
-from app.outbox.beat_pauses import read_beat_at
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.heartbeats import read_beat_at
 from app.outbox.log.spool import waiting_files
 from app.outbox.policies import HEARTBEATS
 from app.outbox.schema import schema_version

@@ -21,15 +21,14 @@ from app.api.services import Services, services
 from app.api.token_scopes import READ, needs
 from app.cached_probe import CachedProbe, ProbeResult
 from app.config.arn import TargetId
-from app.outbox import log_head, refusals
+from app.outbox import heartbeats, log_head, refusals
 from app.outbox.admin.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
-from app.outbox.beat_pauses import beat_at
 from app.outbox.certificates import Certificate, near_end, read_certificates
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.heartbeats import beat_at
 from app.outbox.log.spool import Spool, waiting_files
 from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.policies import CERTIFICATES

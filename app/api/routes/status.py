@@ -10,8 +10,8 @@ from app.api.errors import ApiProblem
 from app.api.routes.health import readiness
 from app.api.services import services
 from app.api.token_scopes import ADMIN, READ, needs
+from app.outbox import heartbeats
 from app.outbox.admin.counters import read_status
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.engine.clock import database_now
 from app.outbox.processes import ENDED, SILENT, forget_host, listed_processes, read_processes, read_queues

@@ -14,8 +14,7 @@ import sqlalchemy as sa
 
 from app.cached_probe import NoAnswer, ProbeResult
 from app.doctor import Finding
-from app.outbox import processes, tables
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats, processes, tables
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

@@ -18,15 +18,14 @@ from app.api.services import Services
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
-from app.outbox import tables, upkeep
+from app.outbox import heartbeats, tables, upkeep
 from app.outbox.admin.counters import read_status
 from app.outbox.admin.replays import Replays, Selection
-from app.outbox.beat_pauses import Pause, record_pause
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.heartbeats import Pause, record_pause
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import Process, record_process

@@ -26,10 +26,9 @@ from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.views.targets import level
 from app.events.model import Event
+from app.outbox import heartbeats, tables
 from app.outbox import search as searching
-from app.outbox import tables
 from app.outbox.admin.replays import Replays
-from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms

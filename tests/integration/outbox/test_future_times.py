@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import processes, tables
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats, processes, tables
 from app.outbox.delivery.availability import begin_opening, open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times

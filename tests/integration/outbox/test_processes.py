@@ -15,8 +15,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import processes, tables
-from app.outbox.delivery import heartbeats
+from app.outbox import heartbeats, processes, tables
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import HEARTBEATS
