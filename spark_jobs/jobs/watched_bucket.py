@@ -227,10 +227,7 @@ class _Listing:
             named = watched.keys_since(run.bucket, settings.prefix, state.seq)
             write_keys(scratch / "recent", "keys", (key for keys in named for key in keys))
         recent = frame_of_keys(self._spark, scratch / "recent")
-        most, counts = _MAX_EVENTS, None
-        while counts is None:
-            counts = self._compare(listing, recent, state, run, most, scratch / f"decided-{most}")
-            most = max(1, most // 2)
+        counts = self._compare(listing, recent, state, run, scratch / "decided")
         if isinstance(counts, str):
             return f"paused: {counts}"
         store_time = min(listing.store_time, run.ended)  # a clock that was ahead must not refuse what follows
@@ -297,14 +294,11 @@ class _Listing:
         )
 
     def _compare(
-        self, listing: SourceListing, recent: DataFrame | None, state: Watched, run: Run, most: int, decided: Folder
-    ) -> Counts | str | None:
-        """Compare and record; return the counts, or why the source is paused.
-
-        None if some target never takes so many events at once: what is recorded stays.
-        """
+        self, listing: SourceListing, recent: DataFrame | None, state: Watched, run: Run, decided: Folder
+    ) -> Counts | str:
+        """Compare and record; return the counts, or why the source is paused."""
         decisions = decide(
-            self._spark, self._database, self._lease, self._watched, listing, recent, run, most=most,
+            self._spark, self._database, self._lease, self._watched, listing, recent, run, most=_MAX_EVENTS,
             connections=self._config.connections,
         )  # fmt: skip
         decisions = write_parquet(decisions, decided)
@@ -315,13 +309,8 @@ class _Listing:
             self._stop_renewing()
             self._watched.ask(self._lease, refused.lacking, refused.reason)
             return refused.reason
-        try:
-            for replacement in replacements(decisions, parts=decided.size() // _PART_BYTES + 1):
-                self._replace(replacement, run.seq)
-        except TargetFull as error:
-            if not error.never or most == 1:
-                raise
-            return None
+        for replacement in replacements(decisions, parts=decided.size() // _PART_BYTES + 1):
+            self._replace(replacement, run.seq)
         return counts
 
     def _rest(self, due_at: int) -> None:
@@ -339,7 +328,7 @@ class _Listing:
             try:
                 receipt = self._watched.replace(self._lease, replacement, seq)
             except TargetFull as error:
-                if error.never or self._waited >= _MAX_WAITED_SECONDS:
+                if self._waited >= _MAX_WAITED_SECONDS:
                     raise
                 self._leases.wait(self._lease, self._clock(), str(error))
                 time.sleep(pause)

@@ -42,7 +42,6 @@ class Watcher(SourceThread):
     def __init__(self, outbox: Outbox, lease: SourceLease, ending: threading.Event) -> None:
         super().__init__(outbox, lease, ending)
         self._watched = WatchedBuckets(outbox.database, outbox.clock, outbox.lease_ms)
-        self._most_events = policy.FOUND_EVENTS
         self._told_at = 0.0
         self._failed = lease.stored.failures > 0  # at the last listing, if that was another thread's
         self._has_begun = False  # a listing that has not ended
@@ -141,10 +140,10 @@ class Watcher(SourceThread):
                     recent.add(keys)
                     self._tell()
             compared = _Comparison(self, self._watched, run, listing, recent)
-            counts = compared.count(self._most_events)
+            counts = compared.count()
             self._check_removals(settings, state, counts, listing.entries)
-            while compared.is_changed and not self._record(compared):
-                self._most_events = max(1, self._most_events // 2)
+            if compared.is_changed:
+                compared.record()
             due_at = began + int(settings.every * 1000)
             store_time = min(store_time, run.ended)  # a clock that was ahead must not refuse what follows
             self._count_requests()
@@ -169,16 +168,6 @@ class Watcher(SourceThread):
             self._watched.ask(self.lease, refused.lacking, refused.reason)
             raise _Paused(refused.reason)
 
-    def _record(self, compared: "_Comparison") -> bool:
-        """Record what was found; return False if some target never takes so many events at once."""
-        try:
-            compared.record(self._most_events)
-        except TargetFull as error:
-            if not error.never or self._most_events == 1:
-                raise
-            return False
-        return True
-
     def tell(self) -> None:
         """Note that the comparison goes on. Raises `LeaseLost`, `Stopped`."""
         self._tell()
@@ -196,8 +185,6 @@ class Watcher(SourceThread):
             try:
                 receipt = self._watched.replace(self.lease, replacement, seq)
             except TargetFull as error:
-                if error.never:
-                    raise
                 self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
                 if self._ending.wait(pause):
                     raise Stopped from None
@@ -217,21 +204,21 @@ class _Comparison:
         self._listing, self._recent = listing, recent
         self.is_changed = False
 
-    def count(self, most: int) -> Counts:
+    def count(self) -> Counts:
         """Return what recording would do, and do nothing."""
         counts = Counts()
-        for part in self._parts(most):
+        for part in self._parts():
             counts.add(part.counts)
             self.is_changed |= part.is_changed
         return counts
 
-    def record(self, most: int) -> None:
-        """Record it, at most so many events in one commit but for those of one key."""
-        for part in self._parts(most):
+    def record(self) -> None:
+        """Record it."""
+        for part in self._parts():
             if part.is_changed:
                 self._watcher.replace(part.replacement(), self._run.seq)
 
-    def _parts(self, most: int) -> Iterator[Part]:
+    def _parts(self) -> Iterator[Part]:
         watched, lease, run = self._watched, self._watcher.lease, self._run
         chunks = watched.chunks(lease)
         return compared(
@@ -242,6 +229,6 @@ class _Comparison:
             recent=self._recent.read(),
             run=run,
             numbers=iter(range(max((chunk.number for chunk in chunks), default=0) + 1, 2**62)),
-            most=most,
+            most=policy.FOUND_EVENTS,
             tell=self._watcher.tell,
         )

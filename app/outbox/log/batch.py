@@ -44,6 +44,17 @@ class Receipt:
     discarded: dict[TargetId, int] = field(default_factory=dict)
     due: dict[TargetId, set[int]] = field(default_factory=dict, compare=False)
 
+    def add(self, other: "Receipt") -> None:
+        """Add the result of more events."""
+        self.recorded += other.recorded
+        self.repeated += other.repeated
+        self.overtaken += other.overtaken
+        for counts, more in ((self.matched, other.matched), (self.discarded, other.discarded)):
+            for target, number in more.items():
+                counts[target] = counts.get(target, 0) + number
+        for target, partitions in other.due.items():
+            self.due.setdefault(target, set()).update(partitions)
+
 
 @dataclass(frozen=True, slots=True)
 class TooSmall:

@@ -7,7 +7,7 @@ again, and no file has to agree with the outbox, also not after it was restored 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -31,7 +31,7 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt, key_hash
 from app.outbox.log.reading import TOO_LONG, first_seq, is_named, within_budget
-from app.outbox.policies import RETENTION
+from app.outbox.policies import APPEND, RETENTION
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, fence
@@ -51,6 +51,7 @@ _Conditions = Sequence[sa.ColumnElement[bool]]
 _SCANNED = 10_000  # seqs of one query
 _MAX_NAMED_VERSIONS = 1_000  # in one query
 _MAX_LOGGED = 5_000  # events that are in memory at a time, and of a key how many of its newest are looked at
+_MAX_COMMITTED = APPEND.max_group_events  # in one commit, during which nothing else is recorded
 FOUND_KINDS = ("created", "changed", "removed")  # of differences that no event explains
 
 
@@ -239,25 +240,39 @@ class WatchedBuckets:
         About a key that has had an event since then the listing decides nothing, also if the event came after it was
         compared: such a key stays as it was known, and what was found of it is not counted. Raises `LeaseLost`,
         `TargetFull`; then nothing is written.
+
+        Of very many events, or more than a target ever takes at once, most are recorded by commits of their own before.
+        If the last one fails, they explain what was found, and replacing the same again records them once.
         """
+        own = frozenset(event.id for event in replacement.events)
+        most, receipt = _MAX_COMMITTED, Receipt()
         while True:
             compared = self.last_seq()
-            if keys := self._outdated(replacement.events, seq):
+            if keys := self._outdated(replacement.events, seq, own):
                 replacement = self._put_off(lease, replacement, keys)
+            some, left = replacement.events[:most], replacement.events[most:]
             try:
-                return self._commit(lease, replacement, compared)
+                receipt.add(self._commit(lease, Replacement([], [], some) if left else replacement, compared, own))
             except _Overtaken:
                 continue
+            except TargetFull as error:
+                if not error.never or len(some) == 1:
+                    raise
+                most = len(some) // 2
+                continue
+            if not left:
+                return receipt
+            replacement = replace(replacement, events=left)
 
-    def _outdated(self, events: Sequence[Event], seq: int) -> set[str]:
+    def _outdated(self, events: Sequence[Event], seq: int, own: Collection[str]) -> set[str]:
         with self._database.reading() as connection:
-            return set(_outdated(connection, events, seq))
+            return set(_outdated(connection, events, seq, own))
 
     def _put_off(self, lease: SourceLease, replacement: Replacement, keys: Collection[str]) -> Replacement:
         known = [entry for number in replacement.removed for entry in snapshot.decode(self.body(lease, number))]
         return put_off(replacement, keys, known)
 
-    def _commit(self, lease: SourceLease, replacement: Replacement, compared: int) -> Receipt:
+    def _commit(self, lease: SourceLease, replacement: Replacement, compared: int, own: Collection[str]) -> Receipt:
         now = self._clock()
 
         def beside(connection: sa.Connection, receipt: Receipt) -> None:
@@ -288,7 +303,7 @@ class WatchedBuckets:
             receipt = Receipt()
             write_alone(self._database, lambda connection: beside(connection, receipt))
             return receipt
-        guard = _not_outdated_since(compared)
+        guard = _not_outdated_since(compared, own)
         [answer] = self._log.append([replacement.events], guard=guard, beside=beside)
         if isinstance(answer, QueueFull):
             raise TargetFull(answer)
@@ -461,26 +476,31 @@ class _Overtaken(Exception):
     """Nothing was recorded: the log has newer events of a key."""
 
 
-def _not_outdated_since(seq: int) -> Guard:
+def _not_outdated_since(seq: int, own: Collection[str]) -> Guard:
     """Return a guard that raises `_Overtaken` if an event after a seq may outdate one that is to be recorded."""
 
     def check(connection: sa.Connection, events: Sequence[Event]) -> Collection[str]:
-        for _ in _outdated(connection, events, seq):
+        for _ in _outdated(connection, events, seq, own):
             raise _Overtaken
         return ()
 
     return check
 
 
-def _outdated(connection: sa.Connection, events: Sequence[Event], seq: int) -> Iterator[str]:
-    """Yield the keys of events that one of the log's after a seq may outdate, perhaps several times each."""
+def _outdated(connection: sa.Connection, events: Sequence[Event], seq: int, own: Collection[str]) -> Iterator[str]:
+    """Yield the keys of events that one of the log's after a seq may outdate, perhaps several times each.
+
+    Those with ids of our `own` outdate nothing: they were found by the same listing.
+    """
     by_hash = defaultdict[int, dict[str, set[str]]](lambda: defaultdict(set))  # the versions of each key
     for event in events:
         by_hash[key_hash(event.bucket, event.key)][event.key].add(event.version)
     # By partition, because the primary key begins with it: this can read only the new part of the log.
     newer_events = (_E.partition.in_(range(log_head.read(connection).partitions)), _E.seq > seq, *_OF_ALL_TARGETS)
-    query = sa.select(_E.seq, _E.key_hash, _E.name, _E.version, _E.sequencer).where(*newer_events)
+    query = sa.select(_E.seq, _E.id, _E.key_hash, _E.name, _E.version, _E.sequencer).where(*newer_events)
     for hashes in chunks(list(by_hash)):
         for row in connection.execute(query.where(_E.key_hash.in_(hashes))):
+            if row.id in own:
+                continue
             newer = LogEntry(row.seq, row.name, row.version, row.sequencer)
             yield from (key for key, versions in by_hash[row.key_hash].items() if outdates(newer, versions))

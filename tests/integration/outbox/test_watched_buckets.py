@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,11 +20,12 @@ from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.log.batch import Receipt
 from app.outbox.log.retention import purge
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources import watched
 from app.outbox.sources.intake import TargetFull
-from app.outbox.sources.watched import read_watched
+from app.outbox.sources.watched import WatchedBuckets, read_watched
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.pulled_events import recorded
@@ -72,10 +74,58 @@ def test_who_has_lost_the_lease_writes_neither_chunks_nor_events(known: Known) -
 
 def test_a_full_target_takes_neither_events_nor_chunks(known: Known) -> None:
     add_target(known.database, queue_limit="1", queue_full="reject")
+    before = event("c")
+    Log(known.database).append([[before]])
     with pytest.raises(TargetFull) as full:
         known.add(1, "a", event("a"), event("b"))
-    assert full.value.never
-    assert known.watched.chunks(known.lease) == []
+    assert not full.value.never
+    assert (recorded(known.database), known.watched.chunks(known.lease)) == ([before.id], [])
+
+
+def test_more_events_than_a_commit_may_have_are_recorded_by_several_and_once(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk is replaced by the last; until then they explain what was found."""
+    target = add_target(known.database, queue_limit="3", queue_full="reject")
+    monkeypatch.setattr(watched, "_MAX_COMMITTED", 2)
+    events = [event("k", version=f"v{number}") for number in range(5)]
+    found = Replacement([], [(1, "k", snapshot.encode([Entry("k", "v0", None)]))], events, Counts(created=5))
+    for _ in range(2):
+        with pytest.raises(TargetFull):
+            known.watched.replace(known.lease, found, 0)
+        assert recorded(known.database) == [one.id for one in events[:2]]
+        assert (known.watched.chunks(known.lease), known.watched.state(known.lease).created) == ([], 0)
+    registry(known.database).remove(target, force=True)
+    receipt = known.watched.replace(known.lease, found, 0)
+    assert (receipt.recorded, receipt.repeated) == (3, 2)
+    assert recorded(known.database) == [one.id for one in events]
+    assert (len(known.watched.chunks(known.lease)), known.watched.state(known.lease).created) == (1, 5)
+
+
+def test_an_event_between_the_commits_of_a_key_puts_off_the_rest_of_it(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_MAX_COMMITTED", 2)
+    entries = [Entry("j", "v", Content("e", 1, 1)), *(Entry("k", f"v{number}", None) for number in range(5))]
+    known.watched.replace(known.lease, Replacement([], [(1, "j", snapshot.encode(entries))]), 0)
+    events = [event("j", version="w"), *(event("k", version=f"v{number}") for number in range(5))]
+    reported = event("k", version="v4")._replace(id="reported".ljust(32, "-"))
+    commit = watched.WatchedBuckets._commit  # private, to come between two commits
+
+    def interrupted(self: WatchedBuckets, *arguments: Any) -> Receipt:
+        receipt = commit(self, *arguments)
+        if receipt.recorded:
+            Log(known.database).append([[reported]])
+        return receipt
+
+    monkeypatch.setattr(watched.WatchedBuckets, "_commit", interrupted)
+    now = [entry._replace(known=Content("e", 1, 1)) for entry in entries]
+    found = Replacement([1], [(2, "j", snapshot.encode(now))], events, Counts(created=6))
+    known.watched.replace(known.lease, found, 0)
+    assert recorded(known.database) == [*(one.id for one in events[:2]), reported.id]
+    [chunk] = known.watched.chunks(known.lease)
+    assert snapshot.decode(known.watched.body(known.lease, chunk.number)) == entries
+    assert known.watched.state(known.lease).created == 2
 
 
 def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_its_content(known: Known) -> None:
@@ -106,8 +156,8 @@ def test_a_key_with_an_event_that_the_listing_may_not_have_stays_as_it_was_known
     log.append([[early, other]])
     look = known.watched._outdated
 
-    def looked(events: Sequence[Event], after: int) -> set[str]:  # and then an event comes, before the commit
-        keys = look(events, after)
+    def looked(events: Sequence[Event], *others: Any) -> set[str]:  # and then an event comes, before the commit
+        keys = look(events, *others)
         log.append([[late]])
         return keys
 
