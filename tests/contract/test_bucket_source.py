@@ -135,6 +135,34 @@ def test_versions_and_delete_markers_are_found(minio: services.MinIO, database: 
         assert bucket.events() == events
 
 
+def test_versions_that_begin_or_are_suspended_between_two_listings_are_followed(
+    minio: services.MinIO, database: Database
+) -> None:
+    bucket = WatchedBucket(minio, database, initial="events")
+
+    def versioning(status: str) -> None:
+        bucket.s3.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": status})
+
+    bucket.put("changed", "removed", "same")
+    bucket.watch()
+    with running(database):
+        bucket.listed(1)
+        versioning("Enabled")
+        bucket.put("changed", body=b"second")
+        bucket.remove("removed")
+        bucket.list_again()
+        assert counted(bucket.events()) == {"changed": 2, "removed": 2, "same": 1}
+        assert bucket.mirrored() == {"changed", "same"} == set(bucket.keys())
+        versioning("Suspended")
+        bucket.put("changed", "removed", body=b"third")
+        bucket.remove("same")
+        bucket.list_again()
+        assert bucket.mirrored() == {"changed", "removed"} == set(bucket.keys())
+        events = bucket.events()
+        bucket.list_again()
+        assert bucket.events() == events
+
+
 def test_what_was_reported_is_explained_also_during_the_grace(minio: services.MinIO, database: Database) -> None:
     bucket = WatchedBucket(minio, database, grace="1s")
     bucket.watch()
