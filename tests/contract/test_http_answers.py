@@ -233,20 +233,23 @@ def test_what_no_cluster_says_of_a_document_is_no_fault_of_its_event(format_name
     assert isinstance(outcome, Unavailable), outcome
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [({"status": 200, "result": "noop"}, "pipeline"), ({"status": 201, "failure_store": "used"}, "failure store")],
+)
 @pytest.mark.parametrize("format_name", ["access", "namespace"])
-def test_a_document_that_a_pipeline_drops_is_not_delivered(format_name: str) -> None:
-    """As a processor `drop` does, of which the cluster says `noop` with status 200."""
+def test_a_document_that_is_accepted_and_not_in_the_index_is_not_delivered(
+    format_name: str, said: dict[str, object], reason: str
+) -> None:
+    """As of a pipeline's processor `drop`, and of a data stream with a failure store."""
     dropped = iter([False, True, False, True])
     server = changing_items(
-        lambda item: {
-            name: one | ({"status": 200, "result": "noop"} if next(dropped) else {"result": "created"})
-            for name, one in item.items()
-        }
+        lambda item: {name: one | (said if next(dropped) else {"result": "created"}) for name, one in item.items()}
     )
     with server, opened("elasticsearch", server, format=format_name) as target:
         outcomes = target.deliver([sample_events.put(key) for key in ("a", "b", "c", "d")], 16)
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED), Unavailable]
-    assert "pipeline" in outcomes[1].reason  # type: ignore[union-attr]  # it is Rejected
+    assert reason in outcomes[1].reason  # type: ignore[union-attr]  # it is Rejected
 
 
 def test_a_server_that_has_repeated_an_id_always_does() -> None:

@@ -117,11 +117,9 @@ def outcome_of_item(
     """
     ((action, result),) = item.items()
     status, error = result["status"], describe_error(result.get("error"))
-    if is_good(status) and result.get("result") == "noop":
-        reason = f"{where}: {status} noop: an ingest pipeline of the index drops the document"
-        status = 400  # as where a pipeline fails
-    else:
-        reason = f"{where}: {status} {error}"
+    reason = f"{where}: {status} {error}"
+    if is_good(status) and (lost := _where_it_is_not(result)):
+        reason, status = f"{where}: {status}, but {lost}", 400  # as where a pipeline fails
     if (is_good(status) and not result.get("error")) or (status == 404 and action == "delete"):
         return DELIVERED
     if status == 409 and conditional:
@@ -133,6 +131,15 @@ def outcome_of_item(
     if status >= 500:
         return Failed(reason)
     return Rejected(reason) if status != 400 or _OF_THE_DOCUMENT.search(error) else Doubt(reason)
+
+
+def _where_it_is_not(result: Mapping[str, Any]) -> str:
+    """Return why a document that was accepted is not in the index; empty if it is."""
+    if result.get("result") == "noop":
+        return "noop: an ingest pipeline of the index drops the document"
+    if result.get("failure_store") == "used":
+        return "the data stream refused the document, and keeps it in its failure store"
+    return ""
 
 
 def _named(listed: object, name: str) -> dict[str, Any] | None:
