@@ -4,7 +4,8 @@
 
 A real MinIO holds the objects, of one byte each, in twelve folders. Its own limit is the rate at which it answers the
 requests for all pages, whose first keys are known, while so many are in flight; nobody reads the answers. Then the job
-lists the bucket with one process for each core, and so many requests in flight; once to warm up.
+lists the bucket with one process for each core, and so many requests in flight; once to warm up. At last it reads
+reports of S3 Inventory with the same keys from the same MinIO instead, as a watched bucket does, too.
 """
 
 import argparse
@@ -13,17 +14,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import urllib3
 from minio.commonconfig import SnowballObject
 
+from app.listings import inventory
 from bench.reconcile import spark_session
 from bench.report import show
 from bench.turns import turn
 from tests import services
+from tests.support.inventories import report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BUCKET = "bench"
 _PAGE = 1000  # keys in an answer
@@ -56,6 +63,26 @@ def answers(client: Any, names: Sequence[str], in_flight: int) -> None:
         raise SystemExit(f"the server answered {statuses}")
 
 
+def report_of(spark: "SparkSession", minio: services.MinIO, count: int, kind: str) -> str:
+    """Write a report with the keys and bring it to MinIO; return where it is."""
+    folder, place = services.new_folder("report"), f"reports-{kind.lower()}"
+    columns = {
+        "bucket": f"'{BUCKET}'", "key": "printf('data/2026/%02d/part-%012d.parquet', id % 12, id)", "size": "1L",
+        "last_modified_date": "timestamp_millis(1794992800000 + id)", "e_tag": "md5(CAST(id AS string))",
+        "storage_class": "'STANDARD'", "is_multipart_uploaded": "false",
+    }  # fmt: skip
+    frame = spark.range(count).repartition(4).selectExpr(*(f"{value} AS {name}" for name, value in columns.items()))
+    options = {"compression": "gzip", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"} if kind == "CSV" else {}
+    frame.write.format(kind.lower()).options(**options).save(str(folder / "files"))
+    contents = [path.read_bytes() for path in (folder / "files").glob("part-*")]
+    made = report(folder, BUCKET, kind, contents, versioned=False)
+    client = minio.client()
+    client.make_bucket(place)
+    for file in (*made.files, made.manifest, made.manifest.with_name("manifest.checksum")):
+        client.fput_object(place, str(file.relative_to(folder)), str(file))
+    return f"s3://{place}/{made.manifest.relative_to(folder)}"
+
+
 def timed(action: Callable[[], Any]) -> float:
     started = time.perf_counter()
     action()
@@ -78,6 +105,7 @@ def main() -> None:
         services.minio() as minio, spark_session("1g", services.new_folder("listing")) as spark, ExitStack() as stack
     ):  # fmt: skip
         from spark_jobs.listings import s3_listing
+        from spark_jobs.listings.inventory import listing_of
 
         fill(minio, names)
         stack.enter_context(turn(options.lock))
@@ -99,6 +127,16 @@ def main() -> None:
             listed()
             what = "the job, versions" if versioned else "the job"
             add(what, cores, timed(listed))
+        for kind in ("CSV", "ORC", "Parquet"):
+            place = report_of(spark, minio, count, kind)
+
+            def read(place: str = place) -> None:
+                found = inventory.manifest(place, lambda name: replace(bucket, name=name).client())
+                if listing_of(spark, found, BUCKET, lambda name: replace(bucket, name=name)).frame.count() != count:
+                    raise SystemExit("not every object was read")
+
+            read()
+            add(f"a report in {kind}", cores, timed(read))
     show("listing", "Listing a bucket by S3", table, f"{count:,} objects of one byte; {cores} cores")
 
 
