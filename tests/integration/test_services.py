@@ -468,6 +468,18 @@ def test_a_forked_child_that_ends_leaves_its_parents_servers_alone() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+class _Former(psutil.Process):
+    """A process that has ended, and whose number means another one by now."""
+
+    def is_running(self) -> bool:
+        return False
+
+
+def test_what_has_taken_the_number_of_a_process_that_ended_is_none_of_its_family() -> None:
+    assert os.getpid() in {process.pid for process in reaper.family(psutil.Process())}
+    assert reaper.family(_Former()) == []
+
+
 def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:
     code = (
         "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start();"

@@ -20,12 +20,16 @@ import psutil
 _TELLS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()  # as a kernel with CONFIG_PROC_CHILDREN does
 
 
-def family(pid: int) -> list[psutil.Process]:
+def family(leader: psutil.Process | int) -> list[psutil.Process]:
     """The process, its descendants and whatever shares its session: an orphan keeps the session it was born in.
 
-    Each stop of a server asks for it, and to read of every process on the machine who its parent is takes ten times as
-    long.
+    Nothing, where the number of a process that has ended means another one by now: the kernel gives it away only when
+    nobody is left in the session, and numbers go round within an hour of tests. Each stop of a server asks for it, and
+    to read of every process on the machine who its parent is takes ten times as long.
     """
+    pid = leader if isinstance(leader, int) else leader.pid
+    if isinstance(leader, psutil.Process) and psutil.pid_exists(pid) and not leader.is_running():
+        return []
     ahead, found = [pid, *(each for each in psutil.pids() if _session(each) == pid)], dict[int, psutil.Process]()
     for each in ahead:  # which grows meanwhile
         if each not in found:
@@ -87,9 +91,9 @@ def main() -> None:
                 registered[pid] = psutil.Process(pid)
             else:
                 registered.pop(pid, None)
-    for pid in registered:
+    for process in registered.values():
         with contextlib.suppress(TimeoutError):
-            end(family(pid))
+            end(family(process))
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

@@ -221,6 +221,7 @@ class Server:
     started_in: float = field(init=False, default=0)
     _child: Child | None = field(init=False, default=None, repr=False)
     _frozen: bool = field(init=False, default=False, repr=False)
+    _leader: psutil.Process | None = field(init=False, default=None, repr=False)  # its number may come to mean another
 
     def __post_init__(self) -> None:
         self.check()
@@ -287,6 +288,8 @@ class Server:
         logs[self.log] = self.name
         began = time.monotonic()
         self._child = self.spawn()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
+            self._leader = psutil.Process(self._child.pid)
         _session().running.add(self)
         track(self._child)
         for looked in looks():
@@ -309,7 +312,7 @@ class Server:
             return
         if self._frozen:
             self.thaw()
-        members = reaper.family(self._child.pid)
+        members = self._members()
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._child.send_signal(self.stop_signal)
             self._child.wait(self.patience * slowness())
@@ -318,11 +321,14 @@ class Server:
     def kill(self) -> None:
         """SIGKILL it and all its children, as a crash would, and return when they are gone."""
         if self._child is not None:
-            self._end(reaper.family(self._child.pid))
+            self._end(self._members())
+
+    def _members(self) -> list[psutil.Process]:
+        return [] if self._leader is None else reaper.family(self._leader)
 
     def _end(self, members: list[psutil.Process]) -> None:
         assert self._child is not None
-        child, self._child, self._frozen = self._child, None, False
+        child, self._child, self._leader, self._frozen = self._child, None, None, False
         # Our own child stays a zombie until we wait for it, so its pid cannot have been taken by another.
         if child.returncode is None:
             child.kill()
