@@ -209,6 +209,7 @@ def test_every_selector_finds_the_pods_that_it_is_for(values: Object) -> None:
             selected[f"{each['kind']} {each['metadata']['name']}"] = matches
     workers = {name for name in labels if "-pool-" in name}
     assert workers
+    workers.add("bw-bucketwire-drain")
     assert selected.pop("Service bw-bucketwire-workers") == workers
     assert {name: found for name, found in selected.items() if found != {name.split()[1]}} == {}
 
@@ -227,7 +228,7 @@ def test_monitors_find_the_services_and_their_ports() -> None:
     measured = {name for name, pod in pods.items() if "bucketwire/metrics" in pod["metadata"]["labels"]}
     assert {"bw-bucketwire-drain"} < measured
     for name in measured:
-        [container] = pods[name]["spec"]["containers"]
+        container, *_ = pods[name]["spec"]["containers"]
         assert {"name": "metrics", "containerPort": 9100} in container["ports"]
         assert {"name": "BUCKETWIRE_METRICS_LISTEN", "value": "0.0.0.0:9100"} in container["env"]
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -442,6 +443,7 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
     written.content["creationTimestamp"] = str(now)
+    written.name = f"{datetime.fromtimestamp(now / 1000, UTC):%Y-%m-%dT%H-%MZ}"
     report = manifest(written.write(), inventories.nowhere)
     store.set(f"{bucket}/in the inventory", None)
     more = {"inventory": report, "listed_at": report.begun, "repair": True, "limits": RepairLimits(max_removals=100)}

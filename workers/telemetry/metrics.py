@@ -132,8 +132,9 @@ class WorkerMetrics:
             labels,
             registry=None,
         )
-        drains = Counter("bucketwire_worker_drains", "Drains by what came of them.", ["outcome"], registry=None)
-        self.drains = {outcome: drains.labels(outcome) for outcome in DRAIN_OUTCOMES}
+        self.drains = Counter("bucketwire_worker_drains", "Drains by what came of them.", ["outcome"], registry=None)
+        for outcome in DRAIN_OUTCOMES:
+            self.drains.labels(outcome)  # 0 from the beginning
         self._of: dict[str, TargetMetrics] = {}
 
     def of(self, arn: str) -> TargetMetrics:
@@ -183,7 +184,7 @@ def counted_drain() -> Iterator[None]:
         raise
     finally:
         if _recorded is not None:
-            _recorded.drains[outcome].inc()
+            _recorded.drains.labels(outcome).inc()
 
 
 def pool_registry(folder: str) -> CollectorRegistry:
