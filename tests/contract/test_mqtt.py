@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import select
 import socket
 import socketserver
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
 from urllib.parse import quote, unquote
@@ -178,7 +178,7 @@ def refusing_3_1_1(port: int, answer: bytes) -> Iterator[int]:
                 onward.sendall(begin)
                 ends = {self.request: onward, onward: self.request}
                 while True:
-                    for ready in select.select(list(ends), [], [])[0]:
+                    for ready in wait(list(ends)):
                         if not (content := ready.recv(65536)):
                             return
                         ends[ready].sendall(content)

@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests import provision, services
-from tests.services import reaper
+from tests.services import forking, reaper
 from tests.services.proxy_process import far_proxies
 
 NIGHTLY = pytest.mark.nightly("TLS in the contract suite; servers that end with the process that started them")
@@ -478,6 +478,17 @@ class _Former(psutil.Process):
 def test_what_has_taken_the_number_of_a_process_that_ended_is_none_of_its_family() -> None:
     assert os.getpid() in {process.pid for process in reaper.family(psutil.Process())}
     assert reaper.family(_Former()) == []
+
+
+def test_a_process_is_forked_for_tests_that_have_many_files_open(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(1_100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        server = forking._Server("", ())
+        assert int(server.child.args[3]) >= 1_024  # type: ignore[index]  # the number of its socket
+        with contextlib.closing(server):
+            assert server.start(["platform"], dict(os.environ), tmp_path / "log").wait(30) == 0
+    assert "Linux" in (tmp_path / "log").read_text()
 
 
 def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:

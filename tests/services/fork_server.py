@@ -31,16 +31,19 @@ def serve(requests: socket.socket, commands: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writing)
     told: dict[int, int] = {}  # by process id, whom to tell its exit code
+    waiting = select.poll()  # `select` knows no descriptor above 1,023
+    for each in (requests.fileno(), commands.fileno(), reading):
+        waiting.register(each, select.POLLIN)
     while True:
-        ready, _, _ = select.select([requests, commands, reading], [], [])
+        ready = {descriptor for descriptor, _ in waiting.poll()}
         if reading in ready:
             os.read(reading, 1024)
             reap(told)
-        if requests in ready:
+        if requests.fileno() in ready:
             message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 4)
             if not message:
                 os._exit(0)
-        elif commands in ready:
+        elif commands.fileno() in ready:
             with commands.accept()[0] as asking:
                 message, descriptors, *_ = socket.recv_fds(asking, LARGEST, 4)
         else:

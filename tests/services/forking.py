@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import shlex
 import signal
 import socket
@@ -24,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.services import fork_server
-from tests.services.server_process import inherited, new_folder, track
+from tests.services.server_process import inherited, new_folder, readable, track
 
 _TOP = Path(__file__).parents[2]
 _COMMAND = Path(__file__).with_name("forked_command.py")
@@ -41,13 +40,6 @@ SERVICE = (
 )  # fmt: skip
 
 
-def _readable(descriptor: int, timeout: float | None) -> bool:
-    """Whether something can be read within so many seconds; `select` knows no descriptor above 1,023."""
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(None if timeout is None else timeout * 1000))
-
-
 class Forked:
     """A child of the fork server, with that of `subprocess.Popen` which the tests use."""
 
@@ -61,7 +53,7 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and _readable(self._status, 0):
+        if self.returncode is None and readable(self._status, 0):
             told = os.read(self._status, 16)
             self.returncode = int(told) if told else -signal.SIGKILL  # the fork server itself is gone
             self._close()
@@ -70,7 +62,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            _readable(self._status, timeout)
+            readable(self._status, timeout)
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)

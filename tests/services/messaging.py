@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, readable
 
 
 def http_json(url: str) -> Any:
@@ -196,7 +195,7 @@ def _received(descriptor: int, count: int, timeout: float) -> list[bytes]:
     deadline, pending = time.monotonic() + timeout, b""
     found: list[bytes] = []
     while len(found) < count and (left := deadline - time.monotonic()) > 0:
-        if not select.select([descriptor], [], [], left)[0] or not (part := os.read(descriptor, 65536)):
+        if not readable(descriptor, left) or not (part := os.read(descriptor, 65536)):
             break
         *lines, pending = (pending + part).split(b"\n")
         quoted = [match[1] for line in lines if (match := re.search(rb' data:"((?:[^"\\]|\\.)*)"', line))]

@@ -8,6 +8,7 @@ import http.client
 import itertools
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -442,6 +443,13 @@ def run_to_end(
     if child.returncode:
         ending = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(f"{argv[0]} ended with {child.returncode}\n{ending}")
+
+
+def readable(descriptor: int, timeout: float | None) -> bool:
+    """Whether something can be read within so many seconds; `select` knows no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if timeout is None else timeout * 1000))
 
 
 def track(child: Child) -> None:
