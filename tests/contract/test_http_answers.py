@@ -11,6 +11,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -193,12 +195,19 @@ def test_an_answer_to_another_request_of_elasticsearch_settles_nothing(values: d
 
 
 def changing_items(change: Callable[[dict[str, dict[str, object]]], object], **others: object) -> RawServer:
-    """An Elasticsearch of whose answers to deliveries each item is another one, and some members are others."""
+    """An Elasticsearch of whose answers to deliveries each item is another one, and some members are others.
+
+    As a real one it leaves out the members of items that `filter_path` does not name.
+    """
 
     def changed(asked: Asked, _: bytes) -> Pieces:
         status, body = ANSWERED["elasticsearch"](asked)
         answer = json.loads(body) | others
-        return [written(status, json.dumps(answer | {"items": list(map(change, answer["items"]))}).encode())]
+        (given,) = parse_qs(urlsplit(asked.head.split()[1].decode()).query)["filter_path"]
+        wanted = {path.rpartition(".")[2] for path in given.split(",")}
+        items: Any = map(change, answer["items"])
+        items = [{name: {k: v for k, v in one.items() if k in wanted} for name, one in item.items()} for item in items]
+        return [written(status, json.dumps(answer | {"items": items}).encode())]
 
     return answering("elasticsearch", changed)
 

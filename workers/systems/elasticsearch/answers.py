@@ -118,7 +118,7 @@ def outcome_of_item(
     ((action, result),) = item.items()
     status, error = result["status"], describe_error(result.get("error"))
     reason = f"{where}: {status} {error}"
-    if is_good(status) and (lost := _where_it_is_not(result)):
+    if is_good(status) and (lost := _why_not_indexed(result)):
         reason, status = f"{where}: {status}, but {lost}", 400  # as where a pipeline fails
     if (is_good(status) and not result.get("error")) or (status == 404 and action == "delete"):
         return DELIVERED
@@ -133,7 +133,7 @@ def outcome_of_item(
     return Rejected(reason) if status != 400 or _OF_THE_DOCUMENT.search(error) else Doubt(reason)
 
 
-def _where_it_is_not(result: Mapping[str, Any]) -> str:
+def _why_not_indexed(result: Mapping[str, Any]) -> str:
     """Return why a document that was accepted is not in the index; empty if it is."""
     if result.get("result") == "noop":
         return "noop: an ingest pipeline of the index drops the document"

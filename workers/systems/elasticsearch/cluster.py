@@ -83,7 +83,7 @@ class Cluster:
 
     def bulk(self, body: bytes) -> Response:
         """Make a `_bulk` request. Raises as `ask`."""
-        only = "items.*._id,items.*.status,items.*.error,items.*.result"
+        only = ",".join(f"items.*.{member}" for member in ("_id", "status", "error", "result", "failure_store"))
         return self.ask(
             lambda client: client.bulk(
                 index=self._index,
