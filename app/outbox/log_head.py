@@ -40,6 +40,10 @@ class LogState(NamedTuple):
     epoch: str
     is_current: bool
 
+    def still_has(self, epoch: str, seq: int) -> bool:
+        """Return whether the log is in the same epoch and has this seq, as the SQL condition `still_has` says it."""
+        return self.is_current and self.epoch == epoch and self.last_seq >= seq
+
 
 _H = tables.log_head.c
 _COLUMNS = (_H.last_seq, _H.partitions, _H.version, _H.arrivals_seq)

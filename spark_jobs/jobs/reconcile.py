@@ -193,7 +193,7 @@ def _run(
     # Then events of what happened before the listing ended are in the log.
     listed_by = begun if config.is_written else time.monotonic()
     time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
-    in_flight = _in_flight(spark, database, config, mark.seq, scratch)
+    in_flight = _in_flight(spark, database, config, mark, scratch)
     is_small = are_small_files(scratch)
     with small_plans(spark, is_small=is_small):
         findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
@@ -268,11 +268,11 @@ def _listing_parts(config: ReconcileConfig, scratch: Folder, run: str) -> Listin
 
 
 def _in_flight(
-    spark: SparkSession, database: Database, config: ReconcileConfig, after: int, scratch: Folder
+    spark: SparkSession, database: Database, config: ReconcileConfig, mark: log_queries.LogMark, scratch: Folder
 ) -> DataFrame | None:
     """Return the keys that were in flight at the mark of the log, and those of the events that were recorded since."""
     received_at = config.listed_at - config.grace if config.listed_at else None
-    changed = log_queries.keys_recorded_since(database, config.bucket, seq=after, received_at=received_at)
+    changed = log_queries.keys_recorded_since(database, config.bucket, mark, received_at=received_at)
     write_keys(scratch / _IN_FLIGHT, "recorded", changed)
     return frame_of_keys(spark, scratch / _IN_FLIGHT)
 

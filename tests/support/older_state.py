@@ -17,6 +17,9 @@ _STATE = (
     tables.cursors,
     tables.arrivals,
     tables.events,
+    tables.sources,
+    tables.watched_buckets,
+    tables.watched_chunks,
     tables.log_head,
 )
 

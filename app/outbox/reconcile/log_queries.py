@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.effects import ContentChange, content_change, is_concrete, selectors
 from app.events.model import Event
+from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.logged_events import selected
@@ -132,7 +133,7 @@ def problem_of_position(database: Database, position: LogPosition, retention: in
     """Return why the log may lack events after a position, if it keeps them for `retention` (ms); "" if it has all."""
     with database.snapshot() as connection:
         now, state = database_now(connection), log_head.read_state(connection)
-    if not state.is_current or state.epoch != position.epoch or state.last_seq < position.seq:
+    if not state.still_has(position.epoch, position.seq):
         return "the log may have lost events since the last run: the outbox was restored, or has failed over"
     # The margin is for what leaves the log while it is read.
     if position.at < now - retention + min(_MARGIN, retention // 10):
@@ -156,13 +157,18 @@ def keys_named(database: Database, target: TargetId, bucket: str, *, after: int,
         yield from connection.execution_options(yield_per=_STREAMED_ROWS).execute(named).scalars()
 
 
-def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_at: int | None = None) -> Iterator[str]:
-    """Yield the keys of the bucket's events after `seq`; with `received_at` (ms) also of those received since.
+def keys_recorded_since(
+    database: Database, bucket: str, mark: LogMark, *, received_at: int | None = None
+) -> Iterator[str]:
+    """Yield the keys of the bucket's events after a mark; with `received_at` (ms) also of those received since.
 
-    A key may come again. Some of them are in memory at a time, however many there are.
+    A key may come again. Some of them are in memory at a time, however many there are. Raises `BadListing` if the
+    outbox has become an older state of itself since: events that are newer than the listing may have older seqs.
     """
-    e = tables.events.c
+    e, seq = tables.events.c, mark.seq
     with database.snapshot() as connection:  # PostgreSQL streams within a transaction only
+        if not log_head.read_state(connection).still_has(mark.position.epoch, seq):
+            raise BadListing("the outbox was restored, or has failed over, since the listing began; run it again")
         partitions = log_head.read(connection).partitions
         # By partition, because the primary key begins with it: this reads only the new part of the log.
         later = sa.select(e.key).where(e.partition.in_(range(partitions)), e.seq > seq, e.bucket == bucket).distinct()

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.listings.errors import BadListing
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
@@ -27,6 +28,7 @@ from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
+from tests.support.older_state import older_state
 
 pytestmark = databases.ONE
 
@@ -132,14 +134,31 @@ def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
     found, in_flight = _mark(database, target)
     assert in_flight == {"before", "odd +%é🎉"}
     log.append([[event("later"), event("elsewhere", bucket="other")]])
-    assert set(keys_recorded_since(database, "images", seq=found.seq)) == {"later"}
-    everything = keys_recorded_since(database, "images", seq=found.seq, received_at=0)
+    assert set(keys_recorded_since(database, "images", found)) == {"later"}
+    everything = keys_recorded_since(database, "images", found, received_at=0)
     assert set(everything) == {"before", "odd +%é🎉", "later"}
     with database.writing() as connection:  # as a worker that has delivered everything
         connection.execute(tables.cursors.update().values(position=1 << 40))
     assert _mark(database, target)[1] == set()
     with pytest.raises(UnknownTarget):
         _mark(database, TargetId("webhook", "none"))
+
+
+@databases.THREE
+def test_nothing_is_compared_with_an_outbox_that_has_become_an_older_state(database: Database) -> None:
+    """What is recorded after a failover has seqs that the log had before the listing."""
+    target = add_target(database)
+    with older_state(database):
+        Log(database).append([[event("lost"), event("lost")]])
+        mark, _ = _mark(database, target)
+    Log(database).append([[event("newer than the listing")]])
+    with pytest.raises(BadListing, match="has failed over"):
+        list(keys_recorded_since(database, "images", mark))
+    mark, _ = _mark(database, target)
+    with database.writing() as connection:
+        log_head.begin_epoch(connection, "restored")
+    with pytest.raises(BadListing, match="has failed over"):
+        list(keys_recorded_since(database, "images", mark))
 
 
 @databases.THREE
