@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from app.events.own_events import CLOCK_SKEW
-from app.listings.differences import Counts, Run
+from app.listings.differences import Counts
 from bench.reconcile import cpu_seconds, peak, spark_session
 from bench.report import show
 from tests import services
@@ -106,14 +106,14 @@ def listed(
     own, started, cpu = time.process_time(), time.perf_counter(), _cpu(java)
     rows = spark.read.schema(SCHEMA).parquet(str(folder / listing))
     now = START + 10**12 + CLOCK_SKEW
-    run = Run("images", "bucket:x", now, now, known.watched.last_seq(), remembers=remembers)
+    run = known.run(None, now, remembers=remembers)
     decided = Folder.of(folder / f"decided-{name}")
     decisions = job.decide(spark, known.database, known.lease, known.watched, summed_up(rows), None, run, most=500)
     decisions = write_parquet(decisions, decided)
     counts = job.counts_of(decisions)
     compared = time.perf_counter() - started
     for replacement in job.replacements(decisions, parts=decided.size() // (16 << 20) + 1):
-        known.watched.replace(known.lease, replacement, run.seq)
+        known.watched.replace(known.lease, replacement, run)
     seconds = time.perf_counter() - started
     recorded = count_recorded(known.database) - events
     if counts != expected or recorded != expected.created + expected.changed + expected.removed:

@@ -100,7 +100,9 @@ class LoggedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One comparison. The listing `began` and `ended` then (ms), when the log had events up to `seq`.
+    """One comparison. The listing `began` and `ended` then (ms); the log had events up to `seq` when it began.
+
+    The seq is of an `epoch` of the log: if another one begins meanwhile, the outbox is an older state of itself.
 
     With `remembers` everything is taken as it is. With `is_first` an object that is older than `grace` (ms) is not
     listed once more before it becomes an event. With `by_backfill` an object that a backfill has sent to some target is
@@ -119,6 +121,7 @@ class Run:
     is_first: bool = False
     by_backfill: bool = False
     behind: int = 0
+    epoch: str = ""
 
     def at_store(self, moment: int) -> int:
         """Return what the store's clock showed at a time (ms)."""

@@ -176,6 +176,7 @@ class _Listing:
         self._leases = SourceLeases(database, config.lease_ms)
         self._watched = WatchedBuckets(database, self._clock, config.lease_ms)
         self._waited = 0.0  # seconds, for a target's room
+        self._log_state = self._watched.log_state()  # before anything is read that it has to agree with
 
     def run(self) -> str:
         state, began = self._watched.state(self._lease), self._clock()
@@ -241,7 +242,6 @@ class _Listing:
     def _list_bucket(
         self, bucket: SourceBucket, state: Watched, began: int, folder: Folder
     ) -> tuple[SourceListing, Run]:
-        seq = self._watched.last_seq()
         sample = [chunk.first for chunk in self._watched.chunks(self._lease)]
         cores = self._spark.sparkContext.defaultParallelism
         tasks = max(_TASKS_PER_CORE * cores, min(state.objects // _KEYS_PER_TASK, _MAX_TASKS))
@@ -250,7 +250,7 @@ class _Listing:
         listing = source_listing.write(self._spark, bucket, ranges, folder, versioned=versioned)
         check_age(listing.store_time, state.store_time, began - state.began_at)
         behind = max(0, began - listing.store_time) if listing.store_time else 0
-        run = self._run(state, began, self._clock(), seq, versioned=versioned, behind=behind)
+        run = self._run(state, began, self._clock(), self._log_state.last_seq, versioned=versioned, behind=behind)
         return listing, replace(run, grace=int(self._settings.grace * 1000))
 
     def _opened(self, bucket: SourceBucket) -> SourceInventory:
@@ -291,6 +291,7 @@ class _Listing:
             remembers=not state.complete and self._settings.initial == "remember",
             is_first=not state.complete,
             behind=behind,
+            epoch=self._log_state.epoch,
         )
 
     def _compare(
@@ -310,7 +311,7 @@ class _Listing:
             self._watched.ask(self._lease, refused.lacking, refused.reason)
             return refused.reason
         for replacement in replacements(decisions, parts=decided.size() // _PART_BYTES + 1):
-            self._replace(replacement, run.seq)
+            self._replace(replacement, run)
         return counts
 
     def _rest(self, due_at: int) -> None:
@@ -318,15 +319,12 @@ class _Listing:
         self._stop_renewing()
         self._leases.rest(self._lease, due_at)
 
-    def _replace(self, replacement: Replacement, seq: int) -> None:
-        """Replace chunks with the events of their keys, and wait for some minutes if a target has no room for these.
-
-        The log had events up to a seq when the listing began.
-        """
+    def _replace(self, replacement: Replacement, run: Run) -> None:
+        """Replace chunks with the events of their keys, and wait for some minutes if a target has no room for these."""
         pause = _FIRST_FULL_SECONDS
         while True:
             try:
-                receipt = self._watched.replace(self._lease, replacement, seq)
+                receipt = self._watched.replace(self._lease, replacement, run)
             except TargetFull as error:
                 if self._waited >= _MAX_WAITED_SECONDS:
                     raise
@@ -355,7 +353,7 @@ def decide(
         size += recent.count()
     count = max(1, min(size // _KEYS_PER_SHARE, _MAX_TASKS))
     sample = _sampled(keys) if count > 1 else ()
-    chunks = _cut(watched, lease, chunks, within(chunks, sample, count))
+    chunks = _cut(watched, lease, chunks, within(chunks, sample, count), run)
     shares = divided(chunks, sample, count, lambda chunk: snapshot.decode(watched.body(lease, chunk.number))[-1].key)
     known, share = Known.of(database, lease, chunks), number_of(F.col("key"), shares).alias("share")
     listed = listing.rows.select(share, F.lit(True).alias("listed"), *_LISTED)
@@ -394,7 +392,7 @@ def replacements(decisions: DataFrame, *, parts: int = 1) -> Iterator[Replacemen
 
 
 def _cut(
-    watched: WatchedBuckets, lease: SourceLease, chunks: list[Chunk], bounds: Mapping[Chunk, Sequence[str]]
+    watched: WatchedBuckets, lease: SourceLease, chunks: list[Chunk], bounds: Mapping[Chunk, Sequence[str]], run: Run
 ) -> list[Chunk]:
     """Replace chunks by smaller ones at the bounds of shares, and return all: what is known stays the same."""
     numbers = itertools.count(max((chunk.number for chunk in chunks), default=0) + 1)
@@ -403,7 +401,7 @@ def _cut(
         pieces = snapshot.cut(snapshot.decode(watched.body(lease, chunk.number)), some)
         if len(pieces) > 1:
             added = [(next(numbers), piece[0].key, snapshot.encode(piece)) for piece in pieces]
-            watched.replace(lease, Replacement([chunk.number], added), 0)
+            watched.replace(lease, Replacement([chunk.number], added), run)
             is_cut = True
     return watched.chunks(lease) if is_cut else chunks
 

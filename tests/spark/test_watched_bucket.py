@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -127,9 +127,13 @@ class Outbox:
     def recent(self, after: int) -> list[str]:
         return [key for keys in self.known.watched.keys_since("images", "", after) for key in keys]
 
+    def of_own_log(self, run: Run) -> Run:
+        return replace(run, epoch=self.known.watched.log_state().epoch)
+
     def by_worker(self, listed: Iterable[Listed], recent: Iterable[str], run: Run) -> Counts:
         """Compare and record as a worker does."""
         watched, lease, counts = self.known.watched, self.known.lease, Counts()
+        run = self.of_own_log(run)
         chunks = watched.chunks(lease)
         numbers = iter(range(max((chunk.number for chunk in chunks), default=0) + 1, 1_000_000))
         for part in compared(
@@ -138,7 +142,7 @@ class Outbox:
         ):  # fmt: skip
             counts.add(part.counts)
             if part.is_changed:
-                watched.replace(lease, part.replacement(), run.seq)
+                watched.replace(lease, part.replacement(), run)
         return counts
 
     def by_spark(
@@ -148,13 +152,13 @@ class Outbox:
         from spark_jobs.jobs.watched_bucket import counts_of, decide, replacements
 
         keys = spark.createDataFrame([(key,) for key in recent], "key string")
-        known = self.known
+        known, run = self.known, self.of_own_log(run)
         decisions = decide(spark, known.database, known.lease, known.watched, listing, keys, run, most=MOST).cache()
         counts = counts_of(decisions)
         for number, replacement in enumerate(replacements(decisions, parts=3)):
             if number == until:
                 break
-            known.watched.replace(known.lease, replacement, run.seq)
+            known.watched.replace(known.lease, replacement, run)
         decisions.unpersist()
         return counts
 
@@ -201,7 +205,7 @@ def test_spark_and_a_worker_make_the_same_events_of_the_same_history(
             for event in bucket.change(300):
                 for outbox in outboxes:
                     Log(outbox.known.database).append([[event]])
-        last = worker.known.watched.last_seq()
+        last = worker.known.watched.log_state().last_seq
         run = Run(
             "images", "bucket:x", bucket.now, bucket.now + 5, last, GRACE, versioned=versioned, is_first=not turn
         )  # fmt: skip
@@ -240,7 +244,7 @@ def test_a_job_that_is_killed_and_one_that_goes_on_record_nothing_twice(
     assert len([share for share in shares if not share.chunks]) > 2
     recorded = len(outbox.log())
     assert known.watched.state(known.lease).created == recorded
-    later = Run("images", "bucket:x", bucket.now + 9, bucket.now + 12, known.watched.last_seq(), is_first=True)
+    later = known.run(None, bucket.now + 9, is_first=True)
     listing = spark_listing(spark, listed, rng)
     second = outbox.by_spark(spark, listing, outbox.recent(0), later)
     assert second.created == 2_400 - recorded
@@ -258,7 +262,7 @@ def test_keys_of_new_events_are_divided_too_though_neither_a_listing_nor_a_chunk
     known, listed = outboxes[1].known, [Listed("m", "", Content("a", 1, START))]
     keys = [f"k/{number:04}" for number in range(1_500)]
     frame = spark.createDataFrame([(key,) for key in [*keys, *keys[:1] * 9]], "key string")
-    run = Run("images", "bucket:x", START + 9 * GRACE, START + 9 * GRACE, 0, GRACE)
+    run = known.run(0, START + 9 * GRACE, grace=GRACE)
     listing = spark_listing(spark, listed, Random(3))
     decisions = decide(spark, known.database, known.lease, known.watched, listing, frame, run, most=MOST)
     assert decisions.select("share").distinct().count() == 5
@@ -274,8 +278,8 @@ def test_what_is_new_within_one_chunk_is_divided(spark: SparkSession, outboxes: 
     ends = [Entry(one.key, "", content) for one in (listed[0], listed[-1])]
     for outbox in outboxes:
         chunk = (1, ends[0].key, snapshot.encode(ends))
-        outbox.known.watched.replace(outbox.known.lease, Replacement([], [chunk]), 0)
-    run = Run("images", "bucket:x", START + 9, START + 9, 0)
+        outbox.known.replace(Replacement([], [chunk]))
+    run = by_spark.known.run(0, START + 9)
     counts = worker.by_worker(listed, (), run)
     known, listing = by_spark.known, spark_listing(spark, listed, rng)
     decisions = decide(spark, known.database, known.lease, known.watched, listing, None, run, most=MOST)

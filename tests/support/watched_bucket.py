@@ -20,6 +20,7 @@ from app.listings.differences import Counts, Run
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
+from app.outbox.log.batch import Receipt
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.watched import Watched, WatchedBuckets, read_watched
 from tests import services
@@ -46,12 +47,20 @@ class Known:
         return lease
 
     def add(self, number: int, first: str, *events: Event, removed: tuple[int, ...] = ()) -> None:
-        self.watched.replace(self.lease, Replacement(removed, [(number, first, first.encode() * 3)], events), 0)
+        self.replace(Replacement(removed, [(number, first, first.encode() * 3)], events))
+
+    def run(self, seq: int | None = 0, began: int = 0, **values: Any) -> Run:
+        """A listing that began when the log had events up to a seq, None for all that it has."""
+        state = self.watched.log_state()
+        values = {"epoch": state.epoch} | values
+        return Run("images", "bucket:x", began, began + 5, state.last_seq if seq is None else seq, **values)
+
+    def replace(self, replacement: Replacement, seq: int | None = 0) -> Receipt:
+        return self.watched.replace(self.lease, replacement, self.run(seq))
 
     def finish(self, began: int, **counts: int) -> None:
-        run = Run("images", "bucket:x", began, began + 5, 7)
-        counted = Counts(**counts)
-        self.watched.replace(self.lease, Replacement([], [], (), counted), 0)
+        run, counted = self.run(None, began), Counts(**counts)
+        self.replace(Replacement([], [], (), counted))
         self.watched.finish(self.lease, run, counted, store_time=9, due_at=began + 60_000)
 
 

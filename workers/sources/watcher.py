@@ -58,12 +58,12 @@ class Watcher(SourceThread):
         source = self._source = cast(Any, create(settings.type_name, settings))
         try:
             while not self._ending.is_set():
-                state = self._watched.state(self.lease)
-                self._wait_until(min(state.due_at, self._outbox.clock() + int(bucket.every * 1000)))
+                due_at = self._watched.state(self.lease).due_at
+                self._wait_until(min(due_at, self._outbox.clock() + int(bucket.every * 1000)))
                 if not self._ending.is_set():
                     self._watched.begin(self.lease, bucket.recorded_bucket)
                     source.open()
-                    self._list(source, bucket, state)
+                    self._list(source, bucket)
         except BadListing as error:
             self._fail(self._hide(f"{source.where}: {error}"), least=policy.BAD_LISTING_MS)
         except TargetFull as error:
@@ -100,12 +100,13 @@ class Watcher(SourceThread):
             note(self.lease, self._outbox.clock())
             self._count_requests()
 
-    def _list(self, source: Any, settings: BucketSourceSettings, state: Watched) -> None:
+    def _list(self, source: Any, settings: BucketSourceSettings) -> None:
         """List the bucket, compare the listing with what is known, and record the differences."""
+        log_state = self._watched.log_state()  # before anything is read that it has to agree with
+        began, state = self._outbox.clock(), self._watched.state(self.lease)
         if by_backfill := not state.complete and settings.initial == "backfill":
             retention_ms = self._outbox.retention_ms
             self._watched.check_backfill(self.lease, settings.recorded_bucket, settings.prefix, retention_ms)
-        began, seq = self._outbox.clock(), self._watched.last_seq()
         store_time = behind = 0
         skipped = Skipped()
         with closing(ListingSpool()) as listing, closing(KeySpool()) as recent:
@@ -127,13 +128,14 @@ class Watcher(SourceThread):
                 str(self.lease.stored.source),
                 began,
                 self._outbox.clock(),
-                seq,
+                log_state.last_seq,
                 int(settings.grace * 1000),
                 versioned=source.versioned,
                 remembers=not state.complete and settings.initial == "remember",
                 is_first=not state.complete,
                 by_backfill=by_backfill,
                 behind=behind,
+                epoch=log_state.epoch,
             )
             if not run.remembers:
                 for keys in self._watched.keys_since(run.bucket, settings.prefix, state.seq):
@@ -174,16 +176,13 @@ class Watcher(SourceThread):
         if self._ending.is_set():
             raise Stopped
 
-    def replace(self, replacement: Replacement, seq: int) -> None:
-        """Replace chunks with the events of their keys, and wait as long as a target has no room for these.
-
-        The log had events up to a seq when the listing began.
-        """
+    def replace(self, replacement: Replacement, run: Run) -> None:
+        """Replace chunks with the events of their keys, and wait as long as a target has no room for these."""
         pause = policy.FIRST_FULL_SECONDS
         while True:
             self._step()
             try:
-                receipt = self._watched.replace(self.lease, replacement, seq)
+                receipt = self._watched.replace(self.lease, replacement, run)
             except TargetFull as error:
                 self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
                 if self._ending.wait(pause):
@@ -216,7 +215,7 @@ class _Comparison:
         """Record it."""
         for part in self._parts():
             if part.is_changed:
-                self._watcher.replace(part.replacement(), self._run.seq)
+                self._watcher.replace(part.replacement(), self._run)
 
     def _parts(self) -> Iterator[Part]:
         watched, lease, run = self._watched, self._watcher.lease, self._run

@@ -146,10 +146,10 @@ class WatchedBuckets:
                 fence(connection, lease, leased_until=at_least(_S.leased_until, now + self._lease_ms))
                 _write(connection, lease.stored.row_id, {"bucket": bucket, "began_at": now}, {})
 
-    def last_seq(self) -> int:
-        """Return the seq of the log's last event."""
+    def log_state(self) -> log_head.LogState:
+        """Return the log's end and epoch."""
         with self._database.reading() as connection:
-            return log_head.read(connection).last_seq
+            return log_head.read_state(connection)
 
     def chunks(self, lease: SourceLease) -> list[Chunk]:
         """Return the chunks in the order of their keys."""
@@ -232,13 +232,13 @@ class WatchedBuckets:
                 _add_contents(connection, found, {row.seq: row.partition for row in rows})
             yield found
 
-    def replace(self, lease: SourceLease, replacement: Replacement, seq: int) -> Receipt:
+    def replace(self, lease: SourceLease, replacement: Replacement, run: Run) -> Receipt:
         """Replace chunks, record events and count these in one commit.
 
-        The listing began when the log had events up to a seq.
+        About a key that has had an event since the listing began it decides nothing, also if the event came after it
+        was compared: such a key stays as it was known, and what was found of it is not counted.
 
-        About a key that has had an event since then the listing decides nothing, also if the event came after it was
-        compared: such a key stays as it was known, and what was found of it is not counted. Raises `LeaseLost`,
+        Raises `LeaseLost`, also if the outbox has become an older state of itself since the listing began, and
         `TargetFull`; then nothing is written.
 
         Of very many events, or more than a target ever takes at once, most are recorded by commits of their own before.
@@ -247,12 +247,13 @@ class WatchedBuckets:
         own = frozenset(event.id for event in replacement.events)
         most, receipt = _MAX_COMMITTED, Receipt()
         while True:
-            compared = self.last_seq()
-            if keys := self._outdated(replacement.events, seq, own):
+            compared = self.log_state().last_seq
+            if keys := self._outdated(replacement.events, run.seq, own):
                 replacement = self._put_off(lease, replacement, keys)
             some, left = replacement.events[:most], replacement.events[most:]
             try:
-                receipt.add(self._commit(lease, Replacement([], [], some) if left else replacement, compared, own))
+                part = Replacement([], [], some) if left else replacement
+                receipt.add(self._commit(lease, part, run, max(compared, run.seq), own))
             except _Overtaken:
                 continue
             except TargetFull as error:
@@ -272,10 +273,13 @@ class WatchedBuckets:
         known = [entry for number in replacement.removed for entry in snapshot.decode(self.body(lease, number))]
         return put_off(replacement, keys, known)
 
-    def _commit(self, lease: SourceLease, replacement: Replacement, compared: int, own: Collection[str]) -> Receipt:
+    def _commit(
+        self, lease: SourceLease, replacement: Replacement, run: Run, compared: int, own: Collection[str]
+    ) -> Receipt:
         now = self._clock()
 
         def beside(connection: sa.Connection, receipt: Receipt) -> None:
+            _check_log(connection, lease, run.epoch, compared + receipt.recorded)
             fence(
                 connection,
                 lease,
@@ -287,7 +291,8 @@ class WatchedBuckets:
             source_id = lease.stored.row_id
             if replacement.removed:
                 mine = (_C.source_id == source_id, _C.number.in_(replacement.removed))
-                connection.execute(tables.watched_chunks.delete().where(*mine))
+                if connection.execute(tables.watched_chunks.delete().where(*mine)).rowcount != len(replacement.removed):
+                    raise LeaseLost(f"source {lease.stored.source}")
             if replacement.added:
                 rows = [
                     {"source_id": source_id, "number": number, "first": first.encode(), "body": body}
@@ -326,7 +331,7 @@ class WatchedBuckets:
         due_at: int,
         skipped: Skipped | None = None,
     ) -> None:
-        """Note that a listing was compared to its end, and what of it was skipped. Raises `LeaseLost`.
+        """Note that a listing was compared to its end, and what of it was skipped. Raises `LeaseLost`, as `replace`.
 
         What was found is counted already, with each replacement.
         """
@@ -334,6 +339,7 @@ class WatchedBuckets:
         with self._database.committing() as connection:
             skipped = skipped or Skipped()
             reason = clean_reason(str(skipped))
+            _check_log(connection, lease, run.epoch, run.seq)
             fence(connection, lease, lag=counts.pending, pulled_at=now, failures=0, error="", error_at=0, reason=reason)
             last: dict[str, Any] = {
                 "bucket": run.bucket,
@@ -357,6 +363,12 @@ class WatchedBuckets:
         with self._database.committing() as connection:
             fence(connection, lease, lease_token="", leased_until=0, **paused_itself(reason))
             _write(connection, lease.stored.row_id, {"asked": removals}, {})
+
+
+def _check_log(connection: sa.Connection, lease: SourceLease, epoch: str, seq: int) -> None:
+    """Raise `LeaseLost` unless the log still has what the listing was compared with."""
+    if not log_head.read_state(connection).still_has(epoch, seq):
+        raise LeaseLost(f"the log with which the listing of source {lease.stored.source} was compared")
 
 
 def read_watched(connection: sa.Connection) -> dict[int, Watched]:

@@ -14,9 +14,9 @@ from app.events.order import comparable
 from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared
-from app.listings.differences import Content, Counts, Entry, Listed, Run
+from app.listings.differences import Content, Counts, Entry, Listed
 from app.listings.errors import BadListing
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -28,6 +28,7 @@ from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.watched import WatchedBuckets, read_watched
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry
+from tests.support.older_state import older_state
 from tests.support.pulled_events import recorded
 from tests.support.query_cost import query_cost
 from tests.support.rows_read import rows_read
@@ -61,7 +62,7 @@ def test_who_has_lost_the_lease_writes_neither_chunks_nor_events(known: Known) -
     other = known.claim()
     for events in ([], [event("a")]):
         with pytest.raises(LeaseLost):
-            known.watched.replace(known.lease, Replacement([1], [(2, "b", b"b")], events), 0)
+            known.replace(Replacement([1], [(2, "b", b"b")], events))
     with pytest.raises(LeaseLost):
         known.finish(1)
     with pytest.raises(LeaseLost):
@@ -70,6 +71,44 @@ def test_who_has_lost_the_lease_writes_neither_chunks_nor_events(known: Known) -
     assert [chunk.number for chunk in known.watched.chunks(other)] == [1]
     with pytest.raises(LeaseLost):
         known.watched.body(other, 2)
+
+
+def test_a_listing_is_not_compared_with_an_older_state_of_the_outbox(known: Known) -> None:
+    """Its chunks are not those that were read, and events that are recorded since have seqs that others had."""
+    Log(known.database).append([[event("lost before")]])
+    known.add(1, "a")
+    found = Replacement([1], [(2, "b", b"b")], [event("found")], Counts(created=1))
+    with older_state(known.database):
+        Log(known.database).append([[event("lost")]])
+        run = known.run(None, 5)
+    since = event("since")
+    Log(known.database).append([[since]])  # at the seq of the lost one
+    with known.database.writing() as connection:
+        log_head.begin_epoch(connection, "restored")
+    refused = (
+        lambda: known.watched.replace(known.lease, found, run),
+        lambda: known.watched.replace(known.lease, Replacement([1], [(2, "b", b"b")]), run),
+        lambda: known.watched.finish(known.lease, run, Counts(), store_time=0, due_at=9),
+    )
+    for write in refused:
+        with pytest.raises(LeaseLost, match="the log with which"):
+            write()
+    assert recorded(known.database)[1:] == [since.id]
+    assert [chunk.number for chunk in known.watched.chunks(known.lease)] == [1]
+    assert not known.watched.state(known.lease).complete
+
+
+def test_an_outbox_without_the_last_event_or_a_chunk_is_an_older_state_though_nobody_has_said_so(known: Known) -> None:
+    with older_state(known.database):
+        Log(known.database).append([[event("lost")]])
+        known.add(1, "a")
+        run = known.run(None, 5)
+    for replacement in (Replacement([], [(2, "b", b"b")]), Replacement([], [], [event("found")])):
+        with pytest.raises(LeaseLost, match="the log with which"):
+            known.watched.replace(known.lease, replacement, run)
+    with pytest.raises(LeaseLost):
+        known.replace(Replacement([1], [(2, "b", b"b")]))
+    assert (recorded(known.database), known.watched.chunks(known.lease)) == ([], [])
 
 
 def test_a_full_target_takes_neither_events_nor_chunks(known: Known) -> None:
@@ -92,11 +131,11 @@ def test_more_events_than_a_commit_may_have_are_recorded_by_several_and_once(
     found = Replacement([], [(1, "k", snapshot.encode([Entry("k", "v0", None)]))], events, Counts(created=5))
     for _ in range(2):
         with pytest.raises(TargetFull):
-            known.watched.replace(known.lease, found, 0)
+            known.replace(found)
         assert recorded(known.database) == [one.id for one in events[:2]]
         assert (known.watched.chunks(known.lease), known.watched.state(known.lease).created) == ([], 0)
     registry(known.database).remove(target, force=True)
-    receipt = known.watched.replace(known.lease, found, 0)
+    receipt = known.replace(found)
     assert (receipt.recorded, receipt.repeated) == (3, 2)
     assert recorded(known.database) == [one.id for one in events]
     assert (len(known.watched.chunks(known.lease)), known.watched.state(known.lease).created) == (1, 5)
@@ -107,7 +146,7 @@ def test_an_event_between_the_commits_of_a_key_puts_off_the_rest_of_it(
 ) -> None:
     monkeypatch.setattr(watched, "_MAX_COMMITTED", 2)
     entries = [Entry("j", "v", Content("e", 1, 1)), *(Entry("k", f"v{number}", None) for number in range(5))]
-    known.watched.replace(known.lease, Replacement([], [(1, "j", snapshot.encode(entries))]), 0)
+    known.replace(Replacement([], [(1, "j", snapshot.encode(entries))]))
     events = [event("j", version="w"), *(event("k", version=f"v{number}") for number in range(5))]
     reported = event("k", version="v4")._replace(id="reported".ljust(32, "-"))
     commit = watched.WatchedBuckets._commit  # private, to come between two commits
@@ -121,7 +160,7 @@ def test_an_event_between_the_commits_of_a_key_puts_off_the_rest_of_it(
     monkeypatch.setattr(watched.WatchedBuckets, "_commit", interrupted)
     now = [entry._replace(known=Content("e", 1, 1)) for entry in entries]
     found = Replacement([1], [(2, "j", snapshot.encode(now))], events, Counts(created=6))
-    known.watched.replace(known.lease, found, 0)
+    known.replace(found)
     assert recorded(known.database) == [*(one.id for one in events[:2]), reported.id]
     [chunk] = known.watched.chunks(known.lease)
     assert snapshot.decode(known.watched.body(known.lease, chunk.number)) == entries
@@ -140,7 +179,7 @@ def test_the_events_of_a_key_are_those_that_every_target_gets_and_that_change_it
     assert logged["m"] == []
     keys = [key for some in known.watched.keys_since("images", "", 0) for key in some]
     assert sorted(keys) == ["k", "l"]
-    seq = known.watched.last_seq()
+    seq = known.watched.log_state().last_seq
     log.append([[event("later"), event("no/later")]])
     assert [*known.watched.keys_since("images", "la", seq)] == [{"later"}]
 
@@ -149,8 +188,8 @@ def test_a_key_with_an_event_that_the_listing_may_not_have_stays_as_it_was_known
     content = Content("a", 1, 1_000)
     entries = {key: Entry(key, "", content) for key in ("a", "b", "c")}
     old, new = snapshot.encode(entries.values()), snapshot.encode([entries["b"]])
-    known.watched.replace(known.lease, Replacement([], [(1, "a", old)]), 0)
-    seq = known.watched.last_seq()
+    known.replace(Replacement([], [(1, "a", old)]))
+    seq = known.watched.log_state().last_seq
     log, found = Log(known.database), [event("a"), event("c", version="v1")]
     early, other = event("a"), event("c", version="v2")
     log.append([[early, other]])
@@ -165,14 +204,14 @@ def test_a_key_with_an_event_that_the_listing_may_not_have_stays_as_it_was_known
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(known.watched, "_outdated", looked)
         counts = Counts(created=1, changed=1)
-        receipt = known.watched.replace(known.lease, Replacement([1], [(2, "b", new)], found, counts), seq)
+        receipt = known.replace(Replacement([1], [(2, "b", new)], found, counts), seq)
     assert receipt.recorded == 0
     state = known.watched.state(known.lease)
     assert (state.created, state.changed) == (0, 0)
     assert recorded(known.database) == [early.id, other.id, late.id]
     bodies = [known.watched.body(known.lease, chunk.number) for chunk in known.watched.chunks(known.lease)]
     assert [entry for body in bodies for entry in snapshot.decode(body)] == [*entries.values()]
-    receipt = known.watched.replace(known.lease, Replacement([], [], found), known.watched.last_seq())
+    receipt = known.replace(Replacement([], [], found), None)
     assert receipt.recorded == 2
 
 
@@ -245,7 +284,7 @@ def test_a_version_that_was_reported_long_ago_is_explained(
         logged=lambda versions: known.watched.logged("images", versions),
         listed=listed,
         recent=["hot"],
-        run=Run("images", "bucket:x", now, now, known.watched.last_seq(), versioned=True),
+        run=known.run(None, now, versioned=True),
         numbers=iter(range(2, 9)),
         most=99,
     )
@@ -264,6 +303,7 @@ def test_the_event_that_an_object_is_compared_with_says_what_it_has(known: Known
 
 
 def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) -> None:
+    Log(known.database).append([[event(f"{number}") for number in range(7)]])
     known.watched.count_requests(known.lease, 9)  # nothing is noted of it yet
     known.finish(1_000, objects=5, known=5, created=2, explained=1)
     known.watched.count_requests(known.lease, 1)
@@ -291,7 +331,7 @@ def test_listings_are_counted_and_an_approval_is_asked_for_once(known: Known) ->
 def test_what_a_listing_that_is_due_needs_stays_in_the_log_for_a_day_at_most(known: Known) -> None:
     log, now = Log(known.database), known.clock()
     log.append([[event("listed"), event("other", bucket="other")]])
-    run = Run("images", "bucket:x", now, now, known.watched.last_seq())
+    run = known.run(None, now)
     kept = [event("a"), event("b")]
     log.append([[*kept, event("c", bucket="other")]])
 
@@ -463,17 +503,17 @@ def test_what_was_found_is_counted_with_its_events_also_if_the_listing_never_end
     Log(known.database).append([[event("a")]], routed=False)  # since the listing began
     for _ in range(3):
         with pytest.raises(TargetFull):
-            known.watched.replace(known.lease, found, 0)
+            known.replace(found)
         assert known.watched.state(known.lease).created == 0
     registry(known.database).remove(target, force=True)
-    known.watched.replace(known.lease, found, 0)
+    known.replace(found)
     state = known.watched.state(known.lease)
     assert (state.created, state.found_since_yesterday(known.clock())) == (2, 2)
     assert (state.complete, state.listings, state.due_at) == (False, 0, 0)
     gone = Replacement([], [], [event("d", name=DELETE)], Counts(removed=1))
-    known.watched.replace(known.lease, gone, known.watched.last_seq())
+    known.replace(gone, None)
     counts = Counts(created=2, removed=1, explained=4)
-    known.watched.finish(known.lease, Run("images", "bucket:x", 1, 2, 3), counts, store_time=0, due_at=4)
+    known.watched.finish(known.lease, known.run(), counts, store_time=0, due_at=4)
     state = known.watched.state(known.lease)
     assert (state.created, state.removed, state.explained, state.listings) == (2, 1, 4, 1)
 
