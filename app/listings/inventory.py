@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from app.listings.errors import BadListing
+from app.listings.pages import time_of
 
 S3_SCHEME = "s3://"
 MARGIN = 86_400_000  # ms before a report's time: what was written or removed since then may be missing from it
@@ -39,7 +40,10 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One report: its bucket, its files, when its listing was begun, and when it was complete (ms since 1970)."""
+    """One report: its bucket, its files, when its listing was begun, and when it was complete (ms since 1970).
+
+    The store's own clock showed `answered` when it was read; 0 if nobody knows.
+    """
 
     location: str
     bucket: str
@@ -48,6 +52,7 @@ class Manifest:
     format: str
     schema: str
     files: tuple[ReportFile, ...]
+    answered: int
 
     @property
     def versioned(self) -> bool:
@@ -66,13 +71,13 @@ def manifest(location: str, client_of: ClientOf) -> Manifest:
             if found is None:
                 raise BadListing(f"{location} cannot be read: No such file or directory")
             checksum = place.read(location.rpartition("/")[0] + f"/{_CHECKSUM}")
-            return _parsed(location, *found, checksum)
+            return _parsed(location, found, checksum)
         folder = location.rstrip("/")
         names = sorted((name for name in place.folders(folder) if _REPORT.fullmatch(name)), reverse=True)
         for name in names[:_MAX_UNFINISHED]:
             checksum, found = (place.read(f"{folder}/{name}/{file}") for file in (_CHECKSUM, _MANIFEST))
             if checksum is not None and found is not None:
-                return _parsed(f"{folder}/{name}/{_MANIFEST}", *found, checksum)
+                return _parsed(f"{folder}/{name}/{_MANIFEST}", found, checksum)
     lacking = (
         f"each of its newest folders lacks {_MANIFEST} or {_CHECKSUM}, also {names[0]}"
         if names
@@ -93,11 +98,19 @@ def md5(text: bytes = b"") -> "hashlib._Hash":
     return hashlib.md5(text, usedforsecurity=False)
 
 
-def _parsed(location: str, text: bytes, written: int, checksum: tuple[bytes, int] | None) -> Manifest:
-    if checksum is not None and checksum[0].split() != [md5(text).hexdigest().encode()]:
+class _File(NamedTuple):
+    """A file's content, when it was written and when it was read, by its store's clock (ms; 0 if nobody knows)."""
+
+    content: bytes
+    written: int
+    answered: int = 0
+
+
+def _parsed(location: str, file: _File, checksum: _File | None) -> Manifest:
+    if checksum is not None and checksum.content.split() != [md5(file.content).hexdigest().encode()]:
         raise BadListing(f"{location} does not match the {_CHECKSUM} beside it")
     try:
-        content = orjson.loads(text)
+        content = orjson.loads(file.content)
     except orjson.JSONDecodeError as error:
         raise BadListing(f"{location} is not JSON: {error}") from None
 
@@ -117,9 +130,9 @@ def _parsed(location: str, text: bytes, written: int, checksum: tuple[bytes, int
         raise BadListing(f"{location}: fileSchema has no bucket and key")
     if content.get("files") == []:
         raise BadListing(f"{location} names no files: if the bucket is empty, list it by S3, without an inventory")
-    files = tuple(ReportFile(field("key", str, file), field("MD5checksum", str, file)) for file in field("files", list))
+    files = tuple(ReportFile(field("key", str, one), field("MD5checksum", str, one)) for one in field("files", list))
     bucket, at = field("sourceBucket", str), _begun(location, int(begun))
-    return Manifest(location, bucket, at, max(at, written), format_, schema, files)
+    return Manifest(location, bucket, at, max(at, file.written), format_, schema, files, file.answered)
 
 
 def _begun(location: str, created: int) -> int:
@@ -138,8 +151,8 @@ def _begun(location: str, created: int) -> int:
 class _Place(Protocol):
     """Where a report is."""
 
-    def read(self, location: str) -> tuple[bytes, int] | None:
-        """Return a file's content, and when it was written (ms); None if there is no such file."""
+    def read(self, location: str) -> _File | None:
+        """Return a file, None if there is no such."""
 
     def folders(self, location: str) -> Iterator[str]:
         """Yield the names of the folders in a folder."""
@@ -158,13 +171,13 @@ def _opened(location: str, client_of: ClientOf) -> Iterator[_Place]:
 
 
 class _Disk:
-    def read(self, location: str) -> tuple[bytes, int] | None:
+    def read(self, location: str) -> _File | None:
         path = Path(location)
         try:
             if not path.is_file():
                 return None
             with path.open("rb") as file:
-                return _limited(location, file.read(_MAX_BYTES + 1)), round(path.stat().st_mtime * 1000)
+                return _File(_limited(location, file.read(_MAX_BYTES + 1)), round(path.stat().st_mtime * 1000))
         except OSError as error:
             raise BadListing(f"{location} cannot be read: {error.strerror}") from None
 
@@ -179,13 +192,14 @@ class _Bucket:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def read(self, location: str) -> tuple[bytes, int] | None:
+    def read(self, location: str) -> _File | None:
         name, key = split(location)
         try:
             answer = self._client.get_object(Bucket=name, Key=key)
         except self._client.exceptions.NoSuchKey:
             return None
-        return _limited(location, answer["Body"].read(_MAX_BYTES + 1)), round(answer["LastModified"].timestamp() * 1000)
+        content, written = _limited(location, answer["Body"].read(_MAX_BYTES + 1)), answer["LastModified"].timestamp()
+        return _File(content, round(written * 1000), time_of(answer))
 
     def folders(self, location: str) -> Iterator[str]:
         name, key = split(location)

@@ -31,7 +31,8 @@ _LAST_TIME = 253_402_300_799_999  # ms; the end of the year 9999, after which no
 class SourceInventory:
     """An inventory of a source's bucket. It was begun and complete at times of its store (ms).
 
-    It has to be newer than the one that is known, unless it `may_repeat`.
+    The store's clock showed `answered` when it was opened; 0 if nobody knows. It has to be newer than the one that is
+    known, unless it `may_repeat`.
     """
 
     where: str
@@ -40,6 +41,7 @@ class SourceInventory:
     margin: int
     may_repeat: bool
     read: Callable[[bool], Listing]  # of all versions, or of the current objects
+    answered: int = 0
 
     @property
     def time(self) -> int:
@@ -52,8 +54,13 @@ class SourceInventory:
         So for one of a time after `now`, or before `kept_since`, from when on the log has every event.
         """
         of = f"{self.where} is of {timestamp(self.begun)}"
-        if self.begun > now + self.margin:
-            raise BadListing(f"{of}, which is yet to come: the clock of its store, or of the database, is wrong")
+        # Of a store whose clock is ahead it may be older than it says. The margin is for more than that.
+        if (ahead := max(self.begun, self.answered) - now) > self.margin // 12:
+            wrong = "is yet to come" if self.begun >= self.answered else "may not be true"
+            raise BadListing(
+                f"{of}, which {wrong}: the clock of its store is ahead of the database's by {ahead // 60_000:,} min; "
+                "set the wrong one right"
+            )
         if known and (self.time < known or (self.time == known and not self.may_repeat)):
             raise BadListing(
                 f"{of}, and not newer than what is known, of {timestamp(known)}: it may lack what changed up to "
@@ -95,6 +102,7 @@ def opened(spark: SparkSession, bucket: SourceBucket) -> SourceInventory:
     return SourceInventory(
         report.location, report.begun, report.written, inventory.MARGIN, may_repeat=False,
         read=lambda versioned: listing_of(spark, report, settings.bucket, storage, versions=versioned),
+        answered=report.answered,
     )  # fmt: skip
 
 

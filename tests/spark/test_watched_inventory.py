@@ -18,6 +18,8 @@ from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.order import from_time
 from app.events.own_events import DELETE, PUT, object_members, own_record
+from app.listings import inventory
+from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
@@ -261,7 +263,7 @@ def refused(bucket: WatchedBucket, folder: Path) -> Iterator[tuple[str, dict[str
     yield changed(manifest(fileSchema=no_etag)), {}, "has no column e_tag"
     yield changed(lambda _: None), {"versions": "on"}, "lists current versions only"
     yield changed(lambda _: None, moment=now - 8 * DAY), {}, "which is too old: events since"
-    yield changed(lambda _: None, moment=now + 2 * DAY), {}, "which is yet to come"
+    yield changed(lambda _: None, moment=now + 3 * HOUR), {}, "which is yet to come: the clock of its store is ahead"
     cut = gzip.compress((LINE.format(bucket.name, "a") + f'"{bucket.name}","b","5').encode())
     yield str(written(bucket, folder / "cut", now - DAY, cut).manifest), {}, "1 of its lines cannot be read"
     yield str(of("a", "b", "a").manifest), {}, "it has the entry 'a' twice"
@@ -277,12 +279,34 @@ def test_an_inventory_that_cannot_be_believed_ends_the_run_without_an_event(
     listed_by_spark: ListedBucket, tmp_path: Path
 ) -> None:
     listed, bucket = listed_by_spark, listed_by_spark.bucket
-    for inventory, settings, message in refused(bucket, tmp_path):
-        bucket.watch(initial="events", inventory=inventory, **settings)
+    for place, settings, message in refused(bucket, tmp_path):
+        bucket.watch(initial="events", inventory=place, **settings)
         code, words = listed.again()
         assert (code, message in words) == (1, True), f"{message}: {words}"
     assert bucket.events() == []
     assert not bucket.state.complete
+
+
+def test_an_inventory_of_a_store_whose_clock_is_ahead_is_refused(listed_by_spark: ListedBucket, tmp_path: Path) -> None:
+    """It would seem to be younger than it is, also when it is read so late that its time is in the past."""
+    from spark_jobs.listings.source_inventory import SourceInventory
+
+    bucket, place, now = listed_by_spark.bucket, f"reports-{uuid4().hex[:8]}", now_ms()
+    bucket.s3.create_bucket(Bucket=place)
+    bucket.put("a")
+    upload(bucket, place, written(bucket, tmp_path, now - DAY))
+    found = inventory.manifest(f"s3://{place}/reports/source/daily/", lambda _: bucket.minio.boto3())
+    assert abs(found.answered - now) < 60_000
+
+    def check(by_database: int) -> None:
+        taken = SourceInventory(
+            found.location, found.begun, found.written, inventory.MARGIN, False, lambda _: None, found.answered
+        )  # type: ignore[arg-type]  # nothing reads it
+        taken.check_age(0, by_database, 0)
+
+    check(now - HOUR)
+    with pytest.raises(BadListing, match=r"may not be true: the clock of its store is ahead .* by 1[78]\d min"):
+        check(now - 3 * HOUR)
 
 
 def test_a_report_is_read_when_the_grace_of_what_it_shows_is_over(
