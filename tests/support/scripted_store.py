@@ -26,6 +26,20 @@ class ScriptedStore:
     objects: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     behind: int = 0  # ms
     requests: int = 0
+    holding: threading.Event = field(default_factory=threading.Event)  # set when a last page is held back
+    _may_end: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._may_end.set()
+
+    def hold(self) -> None:
+        """Hold back the last page of each listing, with what it has when it is asked for."""
+        self.holding.clear()
+        self._may_end.clear()
+
+    def let_go(self) -> None:
+        """Answer with the pages that are held back, and with others at once."""
+        self._may_end.set()
 
     @property
     def clock(self) -> int:
@@ -50,6 +64,9 @@ class ScriptedStore:
             for key, (etag, size, modified) in ((key, self.objects[key]) for key in keys[:_PAGE])
         )
         more = keys[_PAGE:]
+        if not more and not self._may_end.is_set():
+            self.holding.set()
+            self._may_end.wait()
         token = f"<NextContinuationToken>{quote(keys[_PAGE - 1])}</NextContinuationToken>" if more else ""
         return (
             f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{BUCKET}</Name>'
