@@ -1,10 +1,10 @@
 """Send a target an event for every object that a bucket already has.
 
 A backfill never reads the target, so it works with every type. Objects are sent in the order of their keys, and the
-last key is written to a checkpoint after each batch: an interrupted backfill continues behind it with a new listing. An
-object that changes after the listing is left to its own events; the API checks that when it records. An object's event
-depends only on the object and on the events of the bucket itself, so the same object is the same event, whose id is
-recorded once.
+last key is written to a checkpoint after each batch: an interrupted backfill continues behind it with a new listing,
+unless the outbox was restored, or has failed over, since: what was sent may be lost. An object that changes after the
+listing is left to its own events; the API checks that when it records. An object's event depends only on the object and
+on the events of the bucket itself, so the same object is the same event, whose id is recorded once.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from app.config.arn import TargetId
 from app.events.effects import ContentChange, selectors
 from app.events.own_events import MULTIPART, PUT
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log_head import LogState, read_state
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
@@ -42,6 +43,7 @@ from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
 
 SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"
 _PARTITION_SIZE = 50_000  # objects; the driver has one Spark partition in memory at a time
+_REPLACED = "the outbox was restored, or has failed over"
 
 
 class CannotBackfill(Exception):
@@ -67,7 +69,7 @@ class BackfillConfig(ListingSource):
 
     @property
     def checkpoint(self) -> Path:
-        """The file with the last key that was sent; it exists while the backfill is unfinished."""
+        """The file with the last key that was sent, and the log's state then; it exists while one is unfinished."""
         name = quote(f"{self.target.type}.{self.target.name}.{self.bucket}", safe="")
         if self.prefix:  # a name of its own, whatever is in it and however long it is
             name += f".{hashlib.sha256(self.prefix.encode()).hexdigest()[:32]}"
@@ -145,7 +147,11 @@ def _run(
 ) -> BackfillResult:  # fmt: skip
     if config.restart:
         config.checkpoint.unlink(missing_ok=True)
-    checkpoint = _read_checkpoint(config.checkpoint)
+    log_state, problems = _log_state(database), list[str]()
+    checkpoint, known = _read_checkpoint(config.checkpoint)
+    if checkpoint and not log_state.still_has(known.epoch, known.last_seq):
+        checkpoint = ""
+        problems.append(f"It began again with the first key, because {_REPLACED} since the last run.")
     listed_at = config.listed_at or now_ms()
     creations = selectors(ContentChange.CREATED)
     mark = log_queries.log_mark(
@@ -170,7 +176,7 @@ def _run(
     # stands for all keys before it.
     ordered = to_send.repartitionByRange(1 + total // _PARTITION_SIZE, "key").sortWithinPartitions("key")
     ordered = ordered.persist(StorageLevel.DISK_ONLY)
-    problems = [listing.describe_problem(counts["unreadable"])]
+    problems.append(listing.describe_problem(counts["unreadable"]))
     done, too_old = 0, ""
     on_progress(done, total)
     with api.to_target(config.target, after=after, rate=config.rate, timeout=config.timeout) as sender:
@@ -179,7 +185,10 @@ def _run(
             if lost.is_set() or too_old:
                 break
             _send(database, sender, config, batch, counts)
-            _write_checkpoint(config.checkpoint, batch[-1]["key"])
+            before, log_state = log_state, _log_state(database)
+            if not log_state.still_has(before.epoch, before.last_seq):
+                raise CannotBackfill(f"{_REPLACED}, so what was sent may be lost; run it again")
+            _write_checkpoint(config.checkpoint, batch[-1]["key"], log_state)
             done += len(batch)
             on_progress(done, total)
     for frame in (ordered, objects):
@@ -211,22 +220,28 @@ def _ignore_progress(_done: int, _total: int) -> None:
     """Do nothing."""
 
 
-def _read_checkpoint(checkpoint: Path) -> str:
-    """Return the last key that was sent, "" for none."""
+def _log_state(database: Database) -> LogState:
+    with database.reading() as connection:
+        return read_state(connection)
+
+
+def _read_checkpoint(checkpoint: Path) -> tuple[str, LogState]:
+    """Return the last key that was sent, "" for none, and the state of the log then."""
     try:
-        return str(orjson.loads(checkpoint.read_bytes())["after"])
+        known = orjson.loads(checkpoint.read_bytes())
+        return str(known["after"]), LogState(int(known["seq"]), str(known["epoch"]), is_current=True)
     except FileNotFoundError:
-        return ""
+        return "", LogState(0, "", is_current=True)
     except (ValueError, KeyError, TypeError):
         raise CannotBackfill(f"{checkpoint} cannot be read; delete it, or start over with --restart") from None
 
 
-def _write_checkpoint(checkpoint: Path, key: str) -> None:
+def _write_checkpoint(checkpoint: Path, key: str, log_state: LogState) -> None:
     """Write the checkpoint atomically."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     new = checkpoint.with_suffix(".new")
     with new.open("wb") as file:
-        file.write(orjson.dumps({"after": key}))
+        file.write(orjson.dumps({"after": key, "seq": log_state.last_seq, "epoch": log_state.epoch}))
         file.flush()
         os.fsync(file.fileno())
     new.replace(checkpoint)

@@ -29,6 +29,7 @@ from app.listings.errors import BadListing
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import now_ms
+from app.outbox.log_head import begin_epoch
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.registry import open_registry
@@ -248,6 +249,26 @@ def test_a_queue_gets_each_object_once_after_repeated_and_interrupted_backfills(
     assert {record["eventSource"] for record in stage.records("list")} == {"bucketwire:backfill"}
     assert stage.whole.counters()["redis:list"].discarded == 0
     assert {entry.difference for entry in stage.whole.audits()} == {0}
+
+
+def test_a_backfill_begins_again_with_an_outbox_that_was_restored(stage: Stage) -> None:
+    """What was sent into the other one may be lost."""
+    stage.target("restored", "access", [PUT])
+    assert stage.backfill("restored", rate=5, limit=5).counts["repaired"] == 5
+
+    def restore(done: int, _total: int) -> None:
+        if done == 5:
+            with stage.whole.database.writing() as connection:
+                begin_epoch(connection, "restored")
+
+    with pytest.raises(CannotBackfill, match="has failed over, so what was sent may be lost; run it again"):
+        stage.backfill("restored", restore, rate=5, limit=15)
+    again = stage.backfill("restored")
+    assert (again.state, again.after, again.counts["repaired"]) == ("backfilled", "", len(KEYS) - 15)
+    assert "It began again with the first key, because the outbox was restored" in again.problem
+    settle(stage, "restored")
+    assert stage.keys("restored") == KEYS
+    assert stage.states("restored") == ["unfinished", "unfinished", "backfilled"]
 
 
 @pytest.mark.nightly("reconciliations that end by an error, in test_listing_parts.py")
