@@ -38,16 +38,17 @@ def request(
     """Request the redelivery of a target's objects from `due` (ms since 1970) on. Idempotent.
 
     `written` has for each object the seq of the oldest event that may have been written too late, in the log of this
-    `epoch` (None: the present one). If another epoch has begun since, that seq may be another event's, so an object's
-    newest event goes out again whichever it is. Of several requests for an object the oldest event applies, and the
-    object goes out at the first of their times and at the last. Raises `DatabaseUnavailable`; then some requests may
-    have been committed, and repeating the call is safe.
+    `epoch` (None: the present one). If the outbox has become an older state of itself since, also if nobody has noticed
+    yet, that seq may be another event's, so an object's newest event goes out again whichever it is. Of several
+    requests for an object the oldest event applies, and the object goes out at the first of their times and at the
+    last. Raises `DatabaseUnavailable`; then some requests may have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
         with database.writing() as connection:
             # So that neither another request nor the holder of a lease, who carries requests out, changes these ones.
             if lock_cursors(connection, target_id, {partition for partition, _ in some}):  # none: it was removed
-                valid = epoch in (None, log_head.read_state(connection).epoch)
+                state, last = log_head.read_state(connection), max(written[key] for key in some)
+                valid = epoch is None or state.still_has(epoch, last)
                 _request(connection, target_id, {key: written[key] if valid else 0 for key in some}, due)
 
 

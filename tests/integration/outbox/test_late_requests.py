@@ -166,9 +166,13 @@ def test_an_object_goes_out_at_once_and_again_when_nothing_can_arrive_any_more(d
     assert_counters_balance(database)
 
 
-@pytest.mark.parametrize("other_epoch", [False, True], ids=["same log", "another epoch"])
-def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whichever_it_is(
-    database: Database, monkeypatch: pytest.MonkeyPatch, other_epoch: bool
+@pytest.mark.parametrize(
+    ("epoch", "seq", "is_sent"),
+    [(None, 2, False), ("of the lost log", 2, True), (None, 3, True)],
+    ids=["same log", "another epoch", "a shorter log"],
+)
+def test_a_request_from_a_log_that_is_lost_sends_the_newest_event_whichever_it_is(
+    database: Database, monkeypatch: pytest.MonkeyPatch, epoch: str | None, seq: int, is_sent: bool
 ) -> None:
     """The seq that the request names is that of an event which the log has lost, or that of none."""
     courier = courier_of(database)
@@ -177,15 +181,15 @@ def test_a_request_from_another_epoch_of_the_log_sends_the_newest_event_whicheve
     courier.scripted.got.clear()
     row, place = registry(database).target(courier.target).row_id, place_of_the_only_object(database)
     with database.reading() as connection:
-        epoch = log_head.read_state(connection).epoch
+        epoch = epoch or log_head.read_state(connection).epoch
     with monkeypatch.context() as database_is_away:
         database_is_away.setattr(RedeliveryRequests, "record", lambda *_: None)
         written = RedeliveryRequests(database)
-        written.add(Lease(row, "gone", {}, "of the lost log" if other_epoch else epoch), "arn", {place: 1_000})
+        written.add(Lease(row, "gone", {}, epoch), "arn", {place: seq})
     written.record()
     assert len(requested(database)) == 1
     courier.run()
-    assert courier.scripted.keys() == ["k"] * other_epoch
+    assert courier.scripted.keys() == ["k"] * is_sent
     assert requested(database) == []
     assert_counters_balance(database)
 
