@@ -24,6 +24,7 @@ from app.outbox.engine.reachability import outbox_state
 from app.outbox.errors import (
     AlreadyRunning,
     BadSelection,
+    LogLost,
     NothingToRepair,
     ReadOnlySource,
     SourceInUse,
@@ -68,6 +69,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "still-rejected": (409, "The message still has no valid events"),
     "already-running": (409, "The target is being reconciled already"),
     "nothing-to-repair": (409, "The run found no drift"),
+    "log-lost": (409, "The event log is older than what was read of it"),
     "token-exists": (409, "A token of that name exists"),
     "read-only-target": (409, "The target is configured in the environment"),
     "read-only-source": (409, "The source is configured in the environment"),
@@ -96,6 +98,7 @@ _SAID_BY_THE_ERROR: Mapping[type[Exception], str] = {
     StillRejected: "still-rejected",
     AlreadyRunning: "already-running",
     NothingToRepair: "nothing-to-repair",
+    LogLost: "log-lost",
     TokenExists: "token-exists",
     MatchingBusy: "matching-busy",
 }

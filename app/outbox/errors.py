@@ -51,6 +51,16 @@ class NothingToRepair(Exception):
     """The run has not ended with drift."""
 
 
+class LogLost(Exception):
+    """The log has no event at a seq that somebody has read: the outbox has become an older state of itself."""
+
+    def __init__(self, seq: int, last_seq: int) -> None:
+        super().__init__(
+            f"the event log ends at {last_seq} and had reached {seq}: the outbox was restored, or has failed over; "
+            "read the objects again"
+        )
+
+
 class TokenExists(Exception):
     """A token of that name exists. A token cannot be shown again, only revoked and created again."""
 

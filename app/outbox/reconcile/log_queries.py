@@ -16,6 +16,7 @@ from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
+from app.outbox.errors import LogLost
 from app.outbox.log.append import Guard
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.batch import key_hash
@@ -233,11 +234,14 @@ def unchanged_since(seq: int) -> Guard:
     """Return a guard that refuses an event if its object changed after a seq; check and insert are atomic.
 
     Events without effect on the content do not count as a change, nor does the removal of another version, nor do
-    repairs.
+    repairs. Raises `LogLost` if the log ends before that seq: changes since may have others that came before it.
     """
     e = tables.events.c
 
     def changed(connection: sa.Connection, events: Sequence[Event]) -> set[str]:
+        last_seq = log_head.read(connection).last_seq - len(events)  # those of the events are reserved already
+        if last_seq < seq:
+            raise LogLost(seq, last_seq)
         changes: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for hashes in chunks(list({key_hash(event.bucket, event.key) for event in events})):
             query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(hashes), e.seq > seq)

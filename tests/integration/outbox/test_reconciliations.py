@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.errors import AlreadyRunning
+from app.outbox.errors import AlreadyRunning, LogLost
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.reconcile.log_queries import (
@@ -191,6 +191,18 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     with database.reading() as connection:
         query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([events[0].id, events[2].id]))
         assert connection.execute(query).scalars().all() == [f",{registry(database).target(target).row_id},"] * 2
+
+
+def test_no_event_is_recorded_by_what_was_read_of_a_log_that_is_lost(database: Database) -> None:
+    """A change since then may have a seq that is not after the one up to which the sender has seen all changes."""
+    target, log = add_target(database), Log(database)
+    with older_state(database):
+        log.append([[event("other") for _ in range(3)]])
+        seq = _mark(database, target)[0].seq
+    log.append([[event("a")]])
+    with pytest.raises(LogLost, match="ends at 1 and had reached 3"):
+        log.append([[event("a")]], only_target=target, guard=unchanged_since(seq))
+    assert _mark(database, target)[0].seq == 1
 
 
 def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> None:
