@@ -25,6 +25,7 @@ from app.outbox.log_head import LogHead, LogState
 from app.outbox.policies import READ
 
 TOO_LONG = "null"  # no record is that
+_REMEMBERED = 1000  # events, by their ids
 
 _E = tables.events.c
 
@@ -240,23 +241,44 @@ def journal_rows(database: Database, partitions: int, after: int, last: int) -> 
 
 
 class LogReader:
-    """A position in the log that advances as events are read."""
+    """A position in the log that advances as events are read, and goes back if the log loses some of these."""
 
     def __init__(self, database: Database, since: int = 0) -> None:
         """Start at the log's end, or at the first event received at `since` or later (milliseconds since 1970)."""
         self._database = database
-        self.after = log_end(database).last_seq
+        end, self._state = log_state(database)
+        self.after = end.last_seq
         if since:
             with database.reading() as connection:
                 first = connection.execute(_SINCE, {"since": since}).scalar_one()
             self.after = self.after if first is None else first - 1
+        # The ids of the last events up to here, by which it is seen how many of them an older state of the log has.
+        self._before = max(0, self.after - _REMEMBERED)
+        self._known = ids_between(database, end.partitions, self._before, self.after)
 
     def read(self, limit: int = 1000) -> Sequence[LogEvent]:
         """Return up to `limit` of the next events, as `events_between` does; none at the log's end."""
-        end = log_end(self._database)
+        end, state = log_state(self._database)
+        if not state.still_has(self._state.epoch, self.after):
+            self._go_back(end)
+        self._state = state
         while self.after < end.last_seq:
             last = min(self.after + limit, end.last_seq)
             events, self.after = events_between(self._database, end.partitions, self.after, last)
             if events:
+                self._remember(events)
                 return events
         return ()
+
+    def _go_back(self, end: LogHead) -> None:
+        """Go back to the last event that the log still has, of those that were read."""
+        first = first_seq(self._database, end.partitions)  # what comes before was purged
+        known = [one for one in self._known if one[0] >= first]
+        self.after = min(last_kept(self._database, known, self._before), self.after, end.last_seq)
+        self._known = [one for one in known if one[0] <= self.after]
+
+    def _remember(self, events: Sequence[LogEvent]) -> None:
+        self._known += [(event.seq, event.id) for event in events]
+        if len(self._known) > 2 * _REMEMBERED:
+            self._before = self._known[-_REMEMBERED - 1][0]
+            self._known = self._known[-_REMEMBERED:]

@@ -9,12 +9,14 @@ from pathlib import Path
 import orjson
 import pytest
 
+from app.outbox import log_head
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.reading import LogReader
 from tests.integration.cli.conftest import Cli
 from tests.services import until
 from tests.support.builders import DELETE, event
+from tests.support.older_state import older_state
 from tests.support.service_processes import BUCKETWIRE, Role
 
 
@@ -55,6 +57,25 @@ def test_a_follower_passes_nothing_over_and_reads_in_parts(database: Database) -
     parts = [[each.key for each in follower.read(10)] for _ in range(4)]
     assert [len(part) for part in parts] == [10, 10, 5, 0]
     assert sum(parts, []) == keys  # noqa: RUF017 - three of them
+
+
+@pytest.mark.parametrize("is_said", [True, False], ids=["another epoch", "a shorter log"])
+def test_a_follower_goes_back_to_what_an_older_state_of_the_log_still_has(database: Database, is_said: bool) -> None:
+    """Else it passes over the events that get the seqs of those which are lost."""
+    log = Log(database)
+    log.append([[event("before")]])
+    follower = LogReader(database)
+    log.append([[event("kept")]])
+    with older_state(database):
+        log.append([[event("lost"), event("lost")]])
+        assert [each.key for each in follower.read()] == ["kept", "lost", "lost"]
+    keys = ["a", "b", "c"] if is_said else ["a"]
+    Log(database).append([[event(key) for key in keys]])
+    if is_said:
+        with database.writing() as connection:
+            log_head.begin_epoch(connection, "restored")
+    assert [each.key for each in follower.read()] == keys
+    assert follower.read() == ()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
