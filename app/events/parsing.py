@@ -106,6 +106,8 @@ def parse(
                     raise _too_large(event, limits.event_bytes)
         except BadRecord as problem:
             del parsed.events[first:]
+            # The answer to a batch of SNS says of each entry that it is recorded.
+            partial = partial and parsed.batch is None
             if partial and len(parsed.refused) >= limits.refusals:
                 parsed.more_refused += 1
                 continue
@@ -222,6 +224,7 @@ def _items(
 
 def _published(body: minio_json.Encoded, context: Context, parsed: Parsed) -> Iterator[Item]:
     """Yield the records of the messages in a call of SNS."""
+    parsed.batch = ()  # also a call that cannot be read is refused as a whole
     try:
         call = sns_call(body)
     except BadRecord as problem:

@@ -82,6 +82,8 @@ def _former(event: Record, path: str) -> tuple[str, str]:
     source, target = text(event, "data", "sourceUrl"), optional_text(event, "data", "destinationUrl")
     former = source.partition("://")[2].partition("/")[2]
     if target.partition("://")[2].partition("/")[2] != path:  # the name is encoded
+        if target and unquote(urlsplit(target).path.removeprefix("/")) != path:
+            raise BadRecord("data.destinationUrl", f"is {excerpt(target)}, which is not the URL of {excerpt(path)}")
         former = unquote(urlsplit(source).path.removeprefix("/"))
     bucket, _, key = former.partition("/")
     if not key:

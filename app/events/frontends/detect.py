@@ -17,6 +17,7 @@ Recognizer = Callable[[dict[str, Any]], Frontend]  # returns the sender of a rec
 Item = tuple[Frontend, Any, Location]  # the sender, the value, its location
 
 _MAX_NESTING = 8
+_CONTENT = frozenset(("s3", "Message", "data", "data_base64", "detail"))  # what holds an event in another form
 _SHAPES = (
     "an S3 record or an object with `Records`, an event of EventBridge, SNS, CloudEvents or SeaweedFS,"
     " or an array or lines of these"
@@ -76,12 +77,18 @@ def _values(value: Any, context: Context, location: Location, levels_left: int) 
     elif not isinstance(value, dict):
         yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
     elif "Records" in value:
+        if not _CONTENT.isdisjoint(value):
+            yield _refused(_ambiguous("Records", value), location)
+            return
         if "Key" in value and "EventName" in value:
             context = _in_minios_form(context)
         yield from _records(value["Records"], context, (location, "Records"), levels_left)
     elif "s3" in value:
         yield context.recognize(value), value, location
     elif isinstance(messages := value.get(member := envelopes.list_member(value)), list):
+        if not _CONTENT.isdisjoint(value):
+            yield _refused(_ambiguous(member, value), location)
+            return
         context.allowance.check_records(len(messages))
         for index, message in enumerate(messages):
             yield from _element(message, context, ((location, member), index), levels_left)
@@ -89,6 +96,11 @@ def _values(value: Any, context: Context, location: Location, levels_left: int) 
         yield from _records(value["Event"], _in_minios_form(context), (location, "Event"), levels_left)
     else:
         yield from _message(value, context, location, levels_left)
+
+
+def _ambiguous(member: str, value: dict[str, Any]) -> BadRecord:
+    other = next(name for name in value if name in _CONTENT)
+    return BadRecord(other, f"is beside {member}; of these an event is in one")
 
 
 def format_location(location: Location) -> str:

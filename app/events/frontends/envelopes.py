@@ -96,6 +96,8 @@ def is_cloud_event(value: Mapping[str, Any]) -> bool:
 
 def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
     """Return the member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
+    if "data" in value and "data_base64" in value:
+        raise BadRecord("data_base64", "is beside data; a CloudEvent has one of them")
     if "data" in value:
         if not isinstance(value["data"], str):
             return "data", value["data"]
@@ -198,16 +200,25 @@ def sns_call(body: minio_json.Encoded) -> "SnsCall":
     """Return the call of SNS's API in a form. Raises `BadRecord` unless it publishes."""
     if not body.isascii() or body.count(b"&") >= _MAX_FORM_FIELDS:
         raise BadRecord("it", "is no form; SNS's action Publish has Action, Message and TopicArn")
-    pairs = [part.partition(b"=") for part in body.split(b"&")]
-    fields = {_unquoted(name): _unquoted(value) for name, _, value in pairs if value}
+    fields: dict[str, str] = {}
+    for quoted, _, value in (part.partition(b"=") for part in body.split(b"&")):
+        if value:
+            name = _unquoted(quoted)
+            if name in fields:
+                raise BadRecord("it", f"has the field {excerpt(name)} twice")
+            fields[name] = _unquoted(value)
     action = fields.get("Action")
+    entries = sorted({found[1] for name in fields if (found := _ENTRY.match(name))}, key=int)
     if action == "Publish":
+        if entries:
+            raise BadRecord("it", "has entries, which a call of Publish has not")
         return SnsCall(None, ("Message",), fields)
     if action != "PublishBatch":
         raise BadRecord("Action", f'is {excerpt(action)}; it must be "Publish" or "PublishBatch"')
-    entries = sorted({found[1] for name in fields if (found := _ENTRY.match(name))}, key=int)
     if not 1 <= len(entries) <= _MAX_ENTRIES:
         raise BadRecord("it", f"has {len(entries)} entries; a call of PublishBatch has one to {_MAX_ENTRIES}")
+    if "Message" in fields:
+        raise BadRecord("Message", "is beside the entries; each entry of a call of PublishBatch has its own")
     ids = tuple([text(fields, f"{_BATCH}{entry}.Id") for entry in entries])
     return SnsCall(ids, tuple([f"{_BATCH}{entry}.Message" for entry in entries]), fields)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from app.events import minio_json
-from app.events.errors import BadRecord
+from app.events.errors import BadRecord, excerpt
 from app.events.frontends.frontend import Frontend, Record, made_object, made_record
 from app.events.frontends.json_path import find, number, optional_text, text
 from app.events.order import from_time, nanoseconds
@@ -43,6 +43,7 @@ _NAMES = {
 _COMPOSITE = "s3:ObjectCreated:CompleteMultipartUpload"
 OF_VERSIONS = (_NAMES[_FINALIZED], _NAMES[_UPDATED], _COMPOSITE, _NAMES[_DELETED])
 _LAST = "F" * 16  # of a generation
+_IN_BOTH = (("bucketId", "bucket"), ("objectId", "name"), ("objectGeneration", "generation"))
 
 
 class Notification(NamedTuple):
@@ -92,12 +93,18 @@ def records(sent: Notification) -> tuple[Record, ...]:
     if "eventType" not in attributes:
         wanted = "let the push subscription write metadata (--push-no-wrapper-write-metadata), or wrap its messages"
         raise BadRecord("eventType", f"is missing, without which an object's resource says nothing; {wanted}")
-    if optional_text(attributes, "overwrittenByGeneration"):
-        return ()
+    for attribute, member in _IN_BOTH:
+        label, value = find(attributes, attribute), find(resource, member)
+        if label is not None and value is not None and str(label) != str(value):
+            raise BadRecord(
+                attribute, f"is {excerpt(label)}, and {member} of the object's resource is {excerpt(value)}"
+            )
     said = text(attributes, "eventType")
     for prefix in (_EVENTARC, _PUB_SUB, _FUNCTION):
         said = said.removeprefix(prefix)
     kind = _KINDS.get(said, said)
+    if kind in (_ARCHIVED, _DELETED) and optional_text(attributes, "overwrittenByGeneration"):
+        return ()
     bucket = optional_text(attributes, "bucketId") or text(resource, "bucket")
     key = optional_text(attributes, "objectId") or text(resource, "name")
     generation = number(attributes, "objectGeneration") or number(resource, "generation")

@@ -67,6 +67,7 @@ def records(event: Record) -> tuple[Record, ...]:
     """
     path = text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
+    _check_path(path, event)
     kind, new_path = change_of(path, find(event, "message"))
     kind = kind or text(event, "event_type")
     before, after = _object(path, old), _object(new_path, new)
@@ -90,6 +91,17 @@ def records(event: Record) -> tuple[Record, ...]:
         case _:
             raise BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
     return tuple(record for record in made if record is not None)
+
+
+def _check_path(path: str, event: Record) -> None:
+    """Raise `BadRecord` unless the path is that of the old entry, or of the new one if it is created."""
+    member = "old_entry" if isinstance(find(event, "message", "old_entry"), dict) else "new_entry"
+    folder, _, last = path.rstrip("/").rpartition("/")
+    name, parent = optional_text(event, "message", member, "name"), optional_text(event, "message", "new_parent_path")
+    if name and name != last:
+        raise BadRecord(f"message.{member}.name", f"is {excerpt(name)}, which is not the end of key, {excerpt(path)}")
+    if parent and name and member == "new_entry" and parent.rstrip("/") != folder.rstrip("/"):
+        raise BadRecord("message.new_parent_path", f"is {excerpt(parent)}, which is not the folder of {excerpt(path)}")
 
 
 def change_of(path: str, message: Any) -> tuple[str, str]:

@@ -78,15 +78,16 @@ def test_a_publisher_of_sns_learns_that_its_messages_are_recorded(closed: Api, l
 def test_a_publisher_of_sns_learns_why_its_message_is_refused(closed: Api, log: Database) -> None:
     target = add_target(log, queue_limit=1, queue_full="reject")
     place, good = f"{closed.url}/v1/events?token={SENDER}", body("one").decode()
-    with publisher(place) as client:
-        assert refusal(client, "no JSON")[:2] == (400, "InvalidParameter")
-        assert "Message is not JSON" in refusal(client, "no JSON")[2]
-        assert refusal(client, "x" * LIMIT)[:2] == (413, "InvalidParameter")
-        with pytest.raises(ClientError, match=r"member\.2\.Message"):
+    for batch_place in (place, f"{place}&partial=true"):  # of each entry of a batch it is said that it is recorded
+        with publisher(batch_place) as client, pytest.raises(ClientError, match=r"member\.2\.Message"):
             client.publish_batch(
                 TopicArn=TOPIC,
                 PublishBatchRequestEntries=[{"Id": "1", "Message": good}, {"Id": "2", "Message": "{"}],
             )
+    with publisher(place) as client:
+        assert refusal(client, "no JSON")[:2] == (400, "InvalidParameter")
+        assert "Message is not JSON" in refusal(client, "no JSON")[2]
+        assert refusal(client, "x" * LIMIT)[:2] == (413, "InvalidParameter")
         assert keys(log) == []
         client.publish(TopicArn=TOPIC, Message=good)
         status, code, words, headers = refusal(client, body("two").decode())
