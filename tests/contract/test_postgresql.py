@@ -273,6 +273,39 @@ def test_a_row_that_a_trigger_discards_is_not_delivered(
     assert len(probe.held()) == 5
 
 
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        DISCARDS.format(moment="DELETE", body="IF OLD.key LIKE '%beast%' THEN RETURN NULL; END IF; RETURN OLD;"),
+        "CREATE RULE stays AS ON DELETE TO bucketevents WHERE old.key LIKE '%beast%' DO INSTEAD NOTHING",
+        """ALTER TABLE bucketevents ENABLE ROW LEVEL SECURITY;
+           CREATE POLICY written ON bucketevents TO writer USING (true);
+           CREATE POLICY kept ON bucketevents AS RESTRICTIVE FOR DELETE TO writer USING (key NOT LIKE '%beast%')""",
+    ],
+    ids=["trigger", "rule", "policy"],
+)
+@pytest.mark.parametrize("version", ["", "v"])
+def test_a_row_that_is_kept_from_being_deleted_is_not_delivered(postgres: Namespace, ddl: str, version: str) -> None:
+    keys = ["a", "b", "beast", "c"]
+    assert set(postgres.delivered([sample_events.put(key, version=version) for key in keys])) == {DELIVERED}
+    postgres.ask("DROP ROLE IF EXISTS writer; CREATE ROLE writer LOGIN PASSWORD 'pass'")
+    postgres.ask("GRANT ALL ON bucketevents TO writer; " + ddl)
+    dsn = f"host={services.LOOPBACK} port={postgres.server.port} user=writer password=pass dbname=postgres"
+
+    def removed(key: str) -> Event:
+        return sample_events.delete_version(key, version) if version else sample_events.delete(key)
+
+    try:
+        outcomes = postgres.delivered([removed("absent"), *map(removed, keys)], connection_string=dsn)
+        alone = postgres.delivered([removed("beast"), sample_events.put("new")], connection_string=dsn)
+    finally:
+        postgres.renew()
+        postgres.ask("DROP FUNCTION IF EXISTS discard CASCADE; DROP ROLE writer")
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED)] * 3 + [Rejected, type(DELIVERED)]
+    assert "1 of the deleted rows are still in the table" in str(outcomes[3])
+    assert [type(outcome) for outcome in alone] == [Unavailable, type(DELIVERED)]
+
+
 def test_a_row_that_is_the_same_already_or_is_written_elsewhere_by_a_trigger_is_delivered(
     postgres: Namespace, journal: Access
 ) -> None:
