@@ -105,6 +105,47 @@ def test_a_value_column_of_another_type_is_written_too(postgres: Namespace, kind
     assert postgres.held() == []
 
 
+@pytest.mark.parametrize("kind", ["varchar(2000)", "char(2000)", "short"])
+def test_a_value_that_is_too_long_for_its_column_is_never_cut(postgres: Namespace, kind: str) -> None:
+    postgres.ask("CREATE DOMAIN short AS varchar(2000)")
+    try:
+        postgres.ask(f"CREATE TABLE bucketevents (key text UNIQUE, value {kind})")
+        batch = [sample_events.put("a"), sample_events.put("long", metadata="x" * 5000), sample_events.put("b")]
+        outcomes = postgres.delivered(batch)
+        held = dict(postgres.held())
+    finally:
+        postgres.renew()
+        postgres.ask("DROP DOMAIN short")
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
+    assert "22001" in str(outcomes[1])
+    assert held.keys() == {batch[0].path, batch[2].path}
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE bucketevents (key char(300) PRIMARY KEY, value jsonb)",
+        "CREATE TABLE bucketevents (key name PRIMARY KEY, value jsonb)",
+        "CREATE TABLE bucketevents (key text COLLATE folding PRIMARY KEY, value jsonb)",
+        "CREATE TABLE bucketevents (key text, value jsonb); CREATE UNIQUE INDEX ON bucketevents (key COLLATE folding)",
+    ],
+    ids=["char", "name", "collation", "collation of the index"],
+)
+def test_a_mirror_in_which_two_keys_are_one_is_refused(postgres: Namespace, ddl: str) -> None:
+    postgres.ask("CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    try:
+        postgres.ask(ddl)
+        with pytest.raises(TargetUnavailable, match="takes some different values of key for the same") as caught:
+            postgres.target().open()
+        if "INDEX" not in ddl:
+            postgres.ask(f"ALTER TABLE bucketevents {caught.value.reason.partition('ALTER TABLE … ')[2]}")
+            assert postgres.delivered([sample_events.put("a"), sample_events.put("A")]) == [DELIVERED] * 2
+            assert len(postgres.held()) == 2
+    finally:
+        postgres.renew()
+        postgres.ask("DROP COLLATION folding")
+
+
 def test_a_table_of_the_other_format_is_refused(postgres: Namespace, journal: Access) -> None:
     journal.target().open()
     with pytest.raises(TargetUnavailable, match="no column key, which format namespace needs; it has event_time"):

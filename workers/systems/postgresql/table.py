@@ -13,19 +13,29 @@ _LAYOUT = {
     "access": ("event_time", "event_data", "event_time timestamp with time zone NOT NULL, event_data jsonb"),
 }
 
-# The rows are read as JSON, because one column is newer than PostgreSQL 9.5.
+# The rows are read as JSON, because some columns are newer than PostgreSQL 9.5. A type is named without its length and
+# its domain: a cast to them would cut a value, where an assignment refuses it.
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod),
-       a.attnotnull AND NOT a.atthasdef AND coalesce(to_jsonb(a) ->> 'attidentity', '') = ''
-FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+SELECT a.attname, format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END, -1),
+       a.attnotnull AND NOT a.atthasdef AND coalesce(to_jsonb(a) ->> 'attidentity', '') = '',
+       coalesce((to_jsonb(c) ->> 'collisdeterministic')::boolean, true)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 _INHERITED = "SELECT 1 FROM pg_inherits WHERE inhparent = %s"
 
+# The types by which each key is another one; `char` ignores spaces at the end, `citext` the case, `name` has 63 bytes.
+_EXACT = ("text", "character varying")
+
+# Whether each unique index tells all keys apart; no row without such an index.
 _UNIQUE = """
-SELECT 1 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+SELECT bool_and(coalesce((to_jsonb(c) ->> 'collisdeterministic')::boolean, true))
+FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+LEFT JOIN pg_collation c ON c.oid = i.indcollation[0]
 WHERE i.indrelid = %s AND a.attname = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
 AND i.indpred IS NULL AND i.indexprs IS NULL AND coalesce((to_jsonb(i) ->> 'indnkeyatts')::int, i.indnatts) = 1
+HAVING count(*) > 0
 """
 
 
@@ -76,26 +86,36 @@ def _find(cursor: extensions.cursor, name: str) -> tuple[int, str, str] | None:
 def _checked(cursor: extensions.cursor, name: str, format: str, number: int, kind: str) -> Table:  # noqa: A002
     key, value, _ = _LAYOUT[format]
     cursor.execute(_COLUMNS, (number,))
-    columns: dict[str, tuple[str, bool]] = {row[0]: (row[1], row[2]) for row in cursor.fetchall()}
+    columns: dict[str, tuple[str, bool, bool]] = {row[0]: row[1:] for row in cursor.fetchall()}
     if missing := [column for column in (key, value) if column not in columns]:
         raise TargetUnavailable(
             f"PostgreSQL: table {name} has no column {missing[0]}, which format {format} needs; "
             f"it has {', '.join(columns)}. Give each format a table of its own"
         )
-    if required := [column for column, (_, needed) in columns.items() if needed and column not in (key, value)]:
+    if required := [column for column, (_, needed, _) in columns.items() if needed and column not in (key, value)]:
         raise TargetUnavailable(
             f"PostgreSQL: table {name} requires a value for {', '.join(required)}, which events lack; give it a default"
         )
     is_table = kind in ("r", "p")  # the table behind a view or a foreign table can only be checked by writing
-    if format == "namespace" and is_table and not _has_row(cursor, _UNIQUE, (number, key)):
-        raise TargetUnavailable(
-            f"PostgreSQL: table {name} has no unique index on {key} alone, so a row cannot be replaced; "
-            f'ALTER TABLE … ADD PRIMARY KEY ("{key}")'
-        )
-    is_inherited = kind == "r" and _has_row(cursor, _INHERITED, (number,))
+    if format == "namespace":
+        kind_of_key, _, is_exact = columns[key]
+        unique = _row(cursor, _UNIQUE, (number, key)) if is_table else (True,)
+        if unique is None:
+            raise TargetUnavailable(
+                f"PostgreSQL: table {name} has no unique index on {key} alone, so a row cannot be replaced; "
+                f'ALTER TABLE … ADD PRIMARY KEY ("{key}")'
+            )
+        if kind_of_key not in _EXACT or not is_exact or not unique[0]:
+            raise TargetUnavailable(
+                f"PostgreSQL: table {name} takes some different values of {key} for the same, by its type "
+                f"({kind_of_key}) or a collation, so an object's row would replace another's; "
+                f'ALTER TABLE … ALTER "{key}" TYPE text COLLATE "C"'
+            )
+    is_inherited = kind == "r" and _row(cursor, _INHERITED, (number,)) is not None
     return Table(name, key, value, columns[value][0], is_inherited)
 
 
-def _has_row(cursor: extensions.cursor, query: str, values: tuple[Any, ...]) -> bool:
+def _row(cursor: extensions.cursor, query: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
     cursor.execute(query, values)
-    return cursor.fetchone() is not None
+    row: tuple[Any, ...] | None = cursor.fetchone()
+    return row
