@@ -201,6 +201,19 @@ def test_a_table_in_which_rows_would_be_lost_is_refused(mysql: Namespace, ddl: s
         mysql.target().open()
 
 
+@pytest.mark.parametrize("expression", ["SHA2(LOWER(key_name), 256)", "MD5(key_name)", "SHA2(RTRIM(key_name), 256)"])
+def test_a_hash_by_which_rows_are_not_found_or_are_anothers_is_refused_with_the_remedy(
+    mysql: Namespace, expression: str
+) -> None:
+    mysql.ask(MINIOS.replace("SHA2(key_name, 256)", expression))
+    with pytest.raises(TargetUnavailable, match="computes key_hash by") as caught:
+        mysql.target().open()
+    mysql.ask(f"ALTER TABLE bucketevents {caught.value.reason.partition('ALTER TABLE … ')[2]}")
+    assert mysql.delivered([sample_events.put("a"), sample_events.put("A")]) == [DELIVERED] * 2
+    assert mysql.delivered([sample_events.delete("a")]) == [DELIVERED]
+    assert [path for path, _ in mysql.held()] == ["images/A"]
+
+
 def test_many_workers_may_create_the_table_at_once(either: Namespace) -> None:
     sql_cases.many_workers_may_create_the_table_at_once(either)
 

@@ -1,5 +1,6 @@
 """The table of a MySQL target: an existing table of MinIO, or one created as MinIO does (reference §4.11)."""
 
+import hashlib
 from dataclasses import dataclass
 
 from workers.systems.mysql.connection import MysqlConnection
@@ -30,6 +31,11 @@ _INDEXES = (
     "SELECT index_name, non_unique, column_name, sub_part FROM information_schema.statistics "
     "WHERE table_schema = {schema} AND table_name = %s ORDER BY index_name, seq_in_index"
 )
+_EXPRESSION = (
+    "SELECT generation_expression FROM information_schema.columns "
+    "WHERE table_schema = {schema} AND table_name = %s AND column_name = 'key_hash'"
+)
+_PROBE = "images/Ä a "  # whatever folds letters or spaces gives it another hash
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
         )
     index = _index(catalogue, written, columns)
     hashed = columns[_HASH]
+    if hashed.is_generated:
+        _check_hash(catalogue, written, key)
     compared = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
     return Table(written, key, value, index=index, compared=compared, fills_hash=not hashed.is_generated)
 
@@ -138,6 +146,18 @@ def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> 
                 f"another's; ALTER TABLE … DROP INDEX {identifier(name)}"
             )
     return index
+
+
+def _check_hash(catalogue: _Catalogue, written: str, key: str) -> None:
+    """Refuse a table that computes another hash than that by which rows are removed."""
+    ((expression,),) = catalogue.rows(_EXPRESSION)
+    computing = str(expression).replace("%", "%%")
+    hashes = catalogue.server.ask(f"SELECT {computing} FROM (SELECT %s AS {key}) AS given", _PROBE)  # noqa: S608 (its own)
+    if hashes != [(hashlib.sha256(_PROBE.encode()).hexdigest(),)]:
+        raise TargetUnavailable(
+            f"MySQL: table {written} computes {_HASH} by {expression}, so that rows would not be found, or be "
+            f"another object's; ALTER TABLE … MODIFY {_HASH} {_hash_column(catalogue.server)}"
+        )
 
 
 def _unique(catalogue: _Catalogue) -> dict[str, list[tuple[str, str | None]]]:
