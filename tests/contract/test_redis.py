@@ -165,6 +165,19 @@ def test_a_replica_is_unavailable(redis: Namespace) -> None:
         assert "replica" in outcome.reason
 
 
+def test_a_replica_that_takes_writes_costs_no_attempts_where_replicas_are_waited_for(redis: Namespace) -> None:
+    with redis.opened(wait_replicas="1") as target:
+        redis.ask("CONFIG", "SET", "replica-read-only", "no")
+        redis.ask("REPLICAOF", services.LOOPBACK, str(services.free_port()))
+        try:
+            (outcome,) = attempt(target, [sample_events.put("a")], 1)
+        finally:
+            redis.ask("REPLICAOF", "NO", "ONE")
+            redis.ask("CONFIG", "SET", "replica-read-only", "yes")
+        assert isinstance(outcome, Unavailable)
+        assert "WAIT cannot be used with replica instances" in outcome.reason
+
+
 def test_a_server_without_the_command_is_unavailable() -> None:
     with services.redis(extra=("--rename-command", "HSET", "")) as server:
         redis = Namespace.__new__(Namespace)

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from app.config.targets.redis import RedisSettings
@@ -168,7 +168,12 @@ class RedisTarget:
         """Return when so many replicas have everything that was written. Raises `RedisError`."""
         # The server answers a little before we stop waiting for it, with the number that it has reached.
         patience = max(1, round(self._settings.timeout * 800))
-        reached = _command(client, "WAIT", needed, patience)
+        try:
+            reached = _command(client, "WAIT", needed, patience)
+        except ResponseError as error:
+            if is_about_the_server(error):
+                raise
+            raise _TooFewReplicas(str(error)) from error  # it is a replica by now, which is no event's fault
         check_answer(["WAIT"], reached)
         if reached < needed:
             raise _TooFewReplicas(f"{reached} replicas have the events, {needed} are asked for (wait_replicas)")
