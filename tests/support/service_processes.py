@@ -1,6 +1,4 @@
-"""Bucketwire itself as real processes: each role a `MysqlConnection` of the tests, to be hurt and stopped like any
-other.
-"""
+"""Run Bucketwire itself as real processes: each role is a `Server` of the tests, to be hurt and stopped like others."""
 
 from __future__ import annotations
 
