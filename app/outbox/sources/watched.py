@@ -368,7 +368,8 @@ class WatchedBuckets:
 def _check_log(connection: sa.Connection, lease: SourceLease, epoch: str, seq: int) -> None:
     """Raise `LeaseLost` unless the log still has what the listing was compared with."""
     if not log_head.read_state(connection).still_has(epoch, seq):
-        raise LeaseLost(f"the log with which the listing of source {lease.stored.source} was compared")
+        source = lease.stored.source
+        raise LeaseLost(f"the outbox that {source} was compared with (it was restored, or has failed over)")
 
 
 def read_watched(connection: sa.Connection) -> dict[int, Watched]:

@@ -91,7 +91,7 @@ def test_a_listing_is_not_compared_with_an_older_state_of_the_outbox(known: Know
         lambda: known.watched.finish(known.lease, run, Counts(), store_time=0, due_at=9),
     )
     for write in refused:
-        with pytest.raises(LeaseLost, match="the log with which"):
+        with pytest.raises(LeaseLost, match="it was restored, or has failed over"):
             write()
     assert recorded(known.database)[1:] == [since.id]
     assert [chunk.number for chunk in known.watched.chunks(known.lease)] == [1]
@@ -104,7 +104,7 @@ def test_an_outbox_without_the_last_event_or_a_chunk_is_an_older_state_though_no
         known.add(1, "a")
         run = known.run(None, 5)
     for replacement in (Replacement([], [(2, "b", b"b")]), Replacement([], [], [event("found")])):
-        with pytest.raises(LeaseLost, match="the log with which"):
+        with pytest.raises(LeaseLost, match="it was restored, or has failed over"):
             known.watched.replace(known.lease, replacement, run)
     with pytest.raises(LeaseLost):
         known.replace(Replacement([1], [(2, "b", b"b")]))
