@@ -28,7 +28,7 @@ _INHERITED = "SELECT 1 FROM pg_inherits WHERE inhparent = %s"
 # The types by which each key is another one; `char` ignores spaces at the end, `citext` the case, `name` has 63 bytes.
 _EXACT = ("text", "character varying")
 
-# Whether each unique index tells all keys apart; no row without such an index.
+# Whether each unique index distinguishes all keys; no row without such an index.
 _UNIQUE = """
 SELECT bool_and(coalesce((to_jsonb(c) ->> 'collisdeterministic')::boolean, true))
 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
