@@ -25,7 +25,8 @@ from app.config.arn import TargetId
 from app.events.effects import ContentChange, selectors
 from app.events.own_events import MULTIPART, PUT
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log_head import LogState, read_state
+from app.outbox.log.reading import log_state
+from app.outbox.log_head import LogState
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
@@ -147,9 +148,9 @@ def _run(
 ) -> BackfillResult:  # fmt: skip
     if config.restart:
         config.checkpoint.unlink(missing_ok=True)
-    log_state, problems = _log_state(database), list[str]()
+    (_, reached), problems = log_state(database), list[str]()
     checkpoint, known = _read_checkpoint(config.checkpoint)
-    if checkpoint and not log_state.still_has(known.epoch, known.last_seq):
+    if checkpoint and not reached.still_has(known.epoch, known.last_seq):
         checkpoint = ""
         problems.append(f"It began again with the first key, because {_REPLACED} since the last run.")
     listed_at = config.listed_at or now_ms()
@@ -185,10 +186,10 @@ def _run(
             if lost.is_set() or too_old:
                 break
             _send(database, sender, config, batch, counts)
-            before, log_state = log_state, _log_state(database)
-            if not log_state.still_has(before.epoch, before.last_seq):
+            before, (_, reached) = reached, log_state(database)
+            if not reached.still_has(before.epoch, before.last_seq):
                 raise CannotBackfill(f"{_REPLACED}, so what was sent may be lost; run it again")
-            _write_checkpoint(config.checkpoint, batch[-1]["key"], log_state)
+            _write_checkpoint(config.checkpoint, batch[-1]["key"], reached)
             done += len(batch)
             on_progress(done, total)
     for frame in (ordered, objects):
@@ -220,11 +221,6 @@ def _ignore_progress(_done: int, _total: int) -> None:
     """Do nothing."""
 
 
-def _log_state(database: Database) -> LogState:
-    with database.reading() as connection:
-        return read_state(connection)
-
-
 def _read_checkpoint(checkpoint: Path) -> tuple[str, LogState]:
     """Return the last key that was sent, "" for none, and the state of the log then."""
     try:
@@ -236,12 +232,12 @@ def _read_checkpoint(checkpoint: Path) -> tuple[str, LogState]:
         raise CannotBackfill(f"{checkpoint} cannot be read; delete it, or start over with --restart") from None
 
 
-def _write_checkpoint(checkpoint: Path, key: str, log_state: LogState) -> None:
+def _write_checkpoint(checkpoint: Path, key: str, state: LogState) -> None:
     """Write the checkpoint atomically."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     new = checkpoint.with_suffix(".new")
     with new.open("wb") as file:
-        file.write(orjson.dumps({"after": key, "seq": log_state.last_seq, "epoch": log_state.epoch}))
+        file.write(orjson.dumps({"after": key, "seq": state.last_seq, "epoch": state.epoch}))
         file.flush()
         os.fsync(file.fileno())
     new.replace(checkpoint)
