@@ -8,8 +8,7 @@ from app.api.services import Services
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.server.application import create_app
 

@@ -25,15 +25,14 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, Leases
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.support.builders import add_target, event, migrated, registry
 from workers.delivery.partition_worker import PartitionWorker
-from workers.delivery.pooled_target import BatchSizer, PooledTarget
-from workers.target_pool import observers, policy, schedule, window
+from workers.delivery.pooled_target import BatchSizer, PooledTarget, observers, policy, schedule, window
 from workers.targets import create
 from workers.targets.payloads import log as log_envelope
 from workers.targets.payloads import records, redis_access

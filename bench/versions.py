@@ -18,7 +18,7 @@ from pathlib import Path
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show

@@ -20,7 +20,7 @@ from kombu.transport.virtual import QoS
 from redis import RedisError
 
 from app.broker import POLICY
-from workers.readiness import broker_state
+from workers.heartbeat import broker_state
 
 log = logging.getLogger("bucketwire.worker")
 

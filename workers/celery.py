@@ -59,14 +59,13 @@ from app.folders import remove
 from app.outbox import log_head, series
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import DRAIN, SOURCES, SPARK
 from app.outbox.targets import enabled_targets
-from workers import reconcile_jobs, runtime
-from workers.heartbeat import BeatHeartbeat, ServedTargets, WorkerHeartbeat
+from workers import runtime, scheduled_jobs
+from workers.heartbeat import BeatHeartbeat, ServedTargets, WorkerHeartbeat, broker_state, readiness
 from workers.idle_processes import processes
-from workers.readiness import broker_state, readiness
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
 from workers.telemetry.http_server import BackgroundServer
@@ -210,7 +209,7 @@ app.conf.update(
         },
         "schedule_reconciliations": {
             "task": "schedule_reconciliations",
-            "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL_SECONDS),
+            "schedule": timedelta(seconds=scheduled_jobs.CHECK_INTERVAL_SECONDS),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_INTERVAL_SECONDS)},
         **(
@@ -374,7 +373,7 @@ class Heartbeat(bootsteps.StartStopStep):
             )
         _heartbeat.record(
             parent.pool.info.get("processes", ()),
-            reconcile_jobs.jobs.names,
+            scheduled_jobs.jobs.names,
             parent.refused_targets(),
             "" if source_runs.has_role() else broker_state.problem,  # what it pulls from is not the broker
         )
@@ -451,7 +450,7 @@ def _done(**_: Any) -> None:
 @worker_shutting_down.connect
 def _stopping(**_: Any) -> None:
     processes.stop()
-    reconcile_jobs.jobs.stop()
+    scheduled_jobs.jobs.stop()
     source_runs.request_stop()
 
 

@@ -18,11 +18,11 @@ from app.outbox.delivery.availability import (
     record_opening,
 )
 from app.outbox.delivery.leases import Lease, LeaseLost, new_token
-from app.outbox.delivery.transitions.events import try_all_now
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.delivery.transitions import try_all_now
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
 from workers.delivery.lease_term import EventWait, LeaseGuard
 from workers.delivery.outcomes import Unavailable

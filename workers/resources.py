@@ -7,10 +7,10 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.registry import open_registry
 from app.wakeups import WakeUps
+from workers.delivery.pooled_target import TargetPool
 from workers.delivery.redelivery_requests import RedeliveryRequests
-from workers.pool_shares import PoolShares
-from workers.readiness import broker_state
-from workers.target_pool import TargetPool
+from workers.heartbeat import broker_state
+from workers.idle_processes import PoolShares
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
 _SHUTDOWN_SECONDS = 10.0  # for redelivery requests that the outbox database has not recorded yet

@@ -5,10 +5,9 @@ import os
 from app.config.settings import Settings
 from app.per_process import PerProcess
 from workers.deliverer import Deliverer
-from workers.drain import Drain
+from workers.delivery.pooled_target import TargetPool
+from workers.drain import Drain, Upkeep
 from workers.resources import Resources
-from workers.target_pool import TargetPool
-from workers.upkeep import Upkeep
 
 
 class Runtime(Resources):

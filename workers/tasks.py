@@ -7,7 +7,7 @@ from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, QueueRefused, que
 from app.config.arn import TargetId, parse_arn
 from app.config.sources.source_id import SourceId, parse_source
 from app.outbox.reconcile.schedule import WaitingRun
-from workers import bucket_listings, reconcile_jobs, runtime
+from workers import runtime, scheduled_jobs
 from workers.celery import app, settings
 
 
@@ -38,20 +38,20 @@ def schedule_reconciliations() -> int:
 def reconcile(arn: str, bucket: str) -> str:
     """Run the waiting reconciliation of a target with a bucket."""
     _, target = parse_arn(arn)
-    return reconcile_jobs.reconcile(runtime.current().database, target, bucket, arn)
+    return scheduled_jobs.reconcile(runtime.current().database, target, bucket, arn)
 
 
 @app.task(name="list_bucket", acks_late=False)  # the table of sources holds the state
 def list_bucket(source: str) -> str:
     """List the bucket of a source by Spark, if it is due."""
     held = runtime.current()
-    return bucket_listings.list_bucket(held.database, held.clock, parse_source(source))
+    return scheduled_jobs.list_bucket(held.database, held.clock, parse_source(source))
 
 
 @app.task(name="update_tables", acks_late=False)  # the tables themselves have their state
 def update_tables() -> str:
     """Add the log's new events to the Iceberg tables."""
-    return reconcile_jobs.update_tables(runtime.current().database)
+    return scheduled_jobs.update_tables(runtime.current().database)
 
 
 @app.task(name="purge")

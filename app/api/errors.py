@@ -19,8 +19,7 @@ from app.config.target_settings import BadSettings
 from app.events.errors import BadEvents
 from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.engine.db_errors import is_full
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import is_full, outbox_state
 from app.outbox.errors import (
     AlreadyRunning,
     BadSelection,

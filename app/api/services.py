@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from app.outbox.admin.dead_letters import DeadLetters
     from app.outbox.admin.replays import Replays
     from app.outbox.log.group_commit import GroupCommit
-    from app.outbox.log.spool_feeder import SpoolFeeder
+    from app.outbox.log.spool import SpoolFeeder
     from app.outbox.sessions import Sessions
     from app.outbox.sources.registry import SourceRegistry
     from app.outbox.sources.rejected import RejectedMessages
@@ -134,8 +134,7 @@ class Services:
         """What records the spooled events; None without a spool folder. Raises `BadSettings` if it is unusable."""
         if not (self._serves and self.settings.spool_dir):
             return None
-        from app.outbox.log.spool import Spool  # noqa: PLC0415 - see the class
-        from app.outbox.log.spool_feeder import SpoolFeeder  # noqa: PLC0415 - see the class
+        from app.outbox.log.spool import Spool, SpoolFeeder  # noqa: PLC0415 - see the class
 
         try:
             spool = Spool(Path(self.settings.spool_dir))

@@ -19,8 +19,7 @@ from app.outbox.delivery.availability import read_failing
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.append import Log
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Log, Receipt
 from app.outbox.policies import HEARTBEATS, NOTICES
 from app.outbox.reconcile import runs
 from app.outbox.sources.stored import read_sources

@@ -126,7 +126,7 @@ class Registry(SealedSettings[TargetSettings]):
         caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
-        from app.outbox.delivery.transitions import cursors  # noqa: PLC0415 - slow, and few commands need it
+        from app.outbox.delivery import transitions  # noqa: PLC0415 - slow, and few commands need it
 
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
@@ -148,7 +148,7 @@ class Registry(SealedSettings[TargetSettings]):
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
                 inserted = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
-                cursors.begin(connection, inserted_id(inserted), head)
+                transitions.begin_target(connection, inserted_id(inserted), head)
                 audit.record(connection, "target.create", _resource(target), details)
                 return
             if origin != "environment" and stored_target(known).is_read_only:
@@ -212,7 +212,7 @@ class Registry(SealedSettings[TargetSettings]):
         Raises `ReadOnlyTarget`, and without `force` `TargetInUse` if rules name the target or it has undelivered events
         or dead letters.
         """
-        from app.outbox.delivery.transitions import cursors, events  # noqa: PLC0415 - slow, and few commands need it
+        from app.outbox.delivery import transitions  # noqa: PLC0415 - slow, and few commands need it
 
         lost: list[str] | None = None
         row_id = 0  # of the target that is meant: later another one may have its name
@@ -237,8 +237,8 @@ class Registry(SealedSettings[TargetSettings]):
                         raise TargetInUse(
                             f"{target} is in use: {', '.join(lost)}; --force (`force=true`) removes it with them"
                         )
-                if not events.has_more(connection, stored.row_id, REMOVAL.batch_events):
-                    cursors.remove(connection, stored.row_id)
+                if not transitions.has_more(connection, stored.row_id, REMOVAL.batch_events):
+                    transitions.remove_target(connection, stored.row_id)
                     for table in (tables.rules, tables.redeliveries, tables.replays, tables.notices):
                         connection.execute(table.delete().where(table.c.target_id == stored.row_id))
                     connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
@@ -248,7 +248,7 @@ class Registry(SealedSettings[TargetSettings]):
             purged = REMOVAL.batch_events
             while purged == REMOVAL.batch_events:
                 with self._database.writing() as connection:
-                    purged = events.purge_any(connection, row_id, REMOVAL.batch_events)
+                    purged = transitions.purge_any(connection, row_id, REMOVAL.batch_events)
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`.
@@ -290,7 +290,7 @@ class Registry(SealedSettings[TargetSettings]):
 
         If this is stopped in between, the others keep their times, and resuming the target once more does the rest.
         """
-        from app.outbox.delivery.transitions.events import try_all_now  # noqa: PLC0415 - slow, and few commands need it
+        from app.outbox.delivery.transitions import try_all_now  # noqa: PLC0415 - slow, and few commands need it
 
         if isinstance(self._database, OpenTransaction):
             self._renewed.add(row_id)
@@ -429,7 +429,7 @@ def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule])
 
 def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:
     """Have nothing recorded for the target any more, nor sent."""
-    from app.outbox.delivery.transitions import cursors  # noqa: PLC0415 - slow, and few commands need it
+    from app.outbox.delivery import transitions  # noqa: PLC0415 - slow, and few commands need it
 
     r, t = tables.rules.c, tables.targets.c
     gone = [row.rule for row in read_rules(connection) if row.rule.target == stored.target]
@@ -439,7 +439,7 @@ def _begin_removal(connection: sa.Connection, stored: StoredTarget) -> None:
         change = {"enabled": False, "reason": _BEING_REMOVED}
         connection.execute(tables.targets.update().where(t.id == stored.row_id).values(**change))
         audit.record(connection, "target.disable", _resource(stored.target), {"reason": _BEING_REMOVED})
-    cursors.revoke(connection, stored.row_id)
+    transitions.revoke_leases(connection, stored.row_id)
 
 
 def _losses(connection: sa.Connection, target_id: int) -> list[str]:

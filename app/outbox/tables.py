@@ -502,7 +502,7 @@ notices = sa.Table(
     sa.Column("notified_at", sa.BigInteger, nullable=False),  # ms; 0: never
 )
 
-# The token buckets of targets with a rate limit: `app.outbox.delivery.rate_limits`. No foreign key, as above.
+# The token buckets of targets with a rate limit: `app.outbox.delivery.availability`. No foreign key, as above.
 rate_limits = sa.Table(
     "rate_limits",
     metadata,

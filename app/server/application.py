@@ -36,7 +36,7 @@ from app.api.routes import (
 )
 from app.config.settings import Settings
 from app.outbox.errors import TokensUnknown
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Receipt
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (

@@ -15,7 +15,7 @@ from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.tokens import check_listen
 from app.server.api_heartbeat import ApiHeartbeat
 from app.server.gunicorn_options import options

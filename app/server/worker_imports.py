@@ -5,7 +5,7 @@ import app.api.s3.wsgi_app
 import app.outbox.admin.dead_letters
 import app.outbox.delivery.ready_targets
 import app.outbox.log.group_commit
-import app.outbox.log.spool_feeder
+import app.outbox.log.spool
 import app.outbox.sources.registry
 import app.server.application
 import app.server.gunicorn_worker

@@ -11,7 +11,7 @@ from app.api.memory import return_freed_blocks
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.server.application import create_app
 
 _DO_NOT_RESTART = 3  # gunicorn's exit code of a worker that cannot boot: the master ends too

@@ -7,7 +7,7 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
-# `app.outbox.log.batch` calls it. It locks the log's head, inserts the events with the next sequence numbers, adds
+# `app.outbox.log.append` calls it. It locks the log's head, inserts the events with the next sequence numbers, adds
 # them to the targets' counters, and returns TRUE. It returns FALSE, and has only skipped sequence numbers, if the rules
 # have changed, an event is recorded already, or a queue has not enough room. Each of its statements sees what was
 # committed before the lock was granted.

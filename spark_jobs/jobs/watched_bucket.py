@@ -38,7 +38,7 @@ from app.outbox import log_head
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Receipt
 from app.outbox.reconcile.log_queries import last_seq_before
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases

@@ -17,8 +17,7 @@ from app.events.model import Event
 from app.outbox.admin.counters import read_counters
 from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 from tests import services
 from tests.contract.probes.elasticsearch import Access

@@ -26,7 +26,8 @@ from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import ScriptedTarget, assert_counters_balance
-from workers import deliverer, target_pool
+from workers import deliverer
+from workers.delivery import pooled_target
 from workers.delivery.retry import RetrySchedule
 from workers.idle_processes import ProcessStates
 
@@ -112,7 +113,7 @@ def test_a_result_for_settings_that_were_replaced_meanwhile_is_dropped(
         def open(self) -> None:
             registry(database).put(target, {"endpoint": "http://127.0.0.1:10/"})
 
-    monkeypatch.setattr(target_pool, "create", lambda *_: Replaced())
+    monkeypatch.setattr(pooled_target, "create", lambda *_: Replaced())
     assert open_now(whole, database, target) == "opened by another worker, or set again meanwhile"
     assert stored(database, target).opening == OPENING_DUE
 
@@ -130,7 +131,7 @@ def test_what_an_adapter_did_not_expect_is_a_failure_without_its_text(
             closed.append(True)
             raise OSError("hush-hush")
 
-    monkeypatch.setattr(target_pool, "create", lambda *_: Broken())
+    monkeypatch.setattr(pooled_target, "create", lambda *_: Broken())
     assert open_now(whole, database, target) == "cannot be opened: unexpected KeyError"
     assert closed[-1:] == [True]
 

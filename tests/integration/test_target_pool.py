@@ -12,9 +12,8 @@ from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from tests.support.builders import migrated, registry
 from tests.support.scripted_target import ScriptedTarget
-from workers import target_pool
-from workers.delivery.pooled_target import PooledTarget
-from workers.target_pool import TargetPool
+from workers.delivery import pooled_target
+from workers.delivery.pooled_target import PooledTarget, TargetPool
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def close(self) -> None:
             names.append(self.name)
 
-    monkeypatch.setattr(target_pool, "create", lambda _, settings: Noting(str(settings.endpoint)[-1]))
+    monkeypatch.setattr(pooled_target, "create", lambda _, settings: Noting(str(settings.endpoint)[-1]))
     return names
 
 
@@ -72,7 +71,7 @@ def test_removed_targets_are_closed_from_time_to_time(
         registry(database).remove(target, force=True)
     work = opened(pool, database, third)
     assert closed == [], "not at each delivery"
-    monkeypatch.setattr(target_pool, "_REMOVED_SECONDS", -1.0)
+    monkeypatch.setattr(pooled_target, "_REMOVED_SECONDS", -1.0)
     assert opened(pool, database, third) is work
     assert sorted(closed) == ["x", "y"]
     pool.close()

@@ -41,8 +41,7 @@ from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, ReadyTargets
 from app.outbox.engine.database import Database
-from app.outbox.log.spool import Spool
-from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool import Spool, SpoolFeeder
 from app.server.application import create_app
 from app.wakeups import Due, Ready, WakeUps
 from tests import services

@@ -32,7 +32,7 @@ import sys, time
 from tests.support.batch_records import settled
 from tests.support.builders import event
 from app.outbox.delivery.logged_events import LoggedEvent
-from workers.delivery.batch_record import TargetCall
+from workers.delivery.settlement import TargetCall
 from workers.delivery.outcomes import DELIVERED
 from workers.delivery.retry import RetrySchedule
 from workers.telemetry import metrics

@@ -32,8 +32,8 @@ _COMMAND = Path(__file__).with_name("forked_command.py")
 SERVICE = (
     "app.cli.commands.processes", "app.supervisor.fork_server", "celery.bin.celery", "celery.apps.worker",
     "celery.apps.beat", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.fixups.django",
-    "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.reconcile_jobs",
-    "workers.target_pool", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
+    "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.scheduled_jobs",
+    "workers.delivery.pooled_target", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
     "gunicorn.workers.gthread", "app.server.worker_imports", "psycopg2", "pymysql",
     "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "flower.app",
     "flower.command",

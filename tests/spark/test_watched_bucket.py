@@ -30,7 +30,7 @@ from tests.spark.conftest import NIGHTLY, QUICKLY, ListedBucket, environment_of
 from tests.support.builders import add_target, migrated, registry
 from tests.support.scripted_store import BUCKET, scripted_store
 from tests.support.watched_bucket import Known, Watch, WatchedBucket, counted
-from workers import bucket_listings
+from workers import scheduled_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -434,9 +434,9 @@ def test_a_process_that_is_killed_while_it_records_is_followed_by_another(
         bucket.put(*keys)
         full = add_target(database, queue_limit="700", queue_full="reject")
         source = bucket.watch(initial="events")
-        running = pool.submit(bucket_listings.list_bucket, database, clock, source)
+        running = pool.submit(scheduled_jobs.list_bucket, database, clock, source)
         until(lambda: "is full" in bucket.sources.stored(source).error, 300, what="a job that waits for room")
-        [process] = bucket_listings.jobs._running
+        [process] = scheduled_jobs.jobs._running
         process.kill()
         reason = "its process was ended by signal 9; was there too little memory?"
         assert running.result(60) == bucket.sources.stored(source).error == reason
@@ -444,8 +444,8 @@ def test_a_process_that_is_killed_while_it_records_is_followed_by_another(
         assert 0 < len(bucket.events()) <= 700
         registry(database).put(full, {"endpoint": "http://127.0.0.1:9/"})
         bucket.sources.registry.resume(source)
-        words = bucket_listings.list_bucket(database, clock, source)
+        words = scheduled_jobs.list_bucket(database, clock, source)
         assert words.startswith("1,300 objects: ")
         assert counted(bucket.events()) == dict.fromkeys(keys, 1)
         assert bucket.sources.state(source) == "running"
-        assert bucket_listings.list_bucket(database, clock, source) == "not due"
+        assert scheduled_jobs.list_bucket(database, clock, source) == "not due"

@@ -6,12 +6,11 @@ from typing import Any
 
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent
-from app.outbox.delivery.transitions.settlement import Settlement
-from workers.delivery.batch_record import BatchRecord, Delivery, Suspicion
+from app.outbox.delivery.settlement_store import Settlement
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
-from workers.delivery.settlement import settle
+from workers.delivery.settlement import BatchRecord, Delivery, Suspicion, settle
 
 NOW = 1_795_000_000_000
 Result = Outcome | SkipReason | tuple[Unavailable, Suspicion]

@@ -24,10 +24,9 @@ from app.outbox.delivery.availability import record_opening
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.delivery.leases import Lease, LeaseLost
-from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
+from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from app.outbox.log.retention import purge
 from app.outbox.log_head import LogState
 from app.outbox.targets import StoredTarget, UnknownTarget
@@ -37,12 +36,11 @@ from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side
 from tests.support.scripted_target import Courier, ScriptedTarget
-from workers.delivery.batch_record import BatchRecord, Delivery
 from workers.delivery.namespace_policy import Policy, SkipReason
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
-from workers.delivery.settlement import settle
+from workers.delivery.settlement import BatchRecord, Delivery, settle
 from workers.runtime import Runtime
 
 _LEASE = 600_000  # ms: no lease runs out while an operation is stopped

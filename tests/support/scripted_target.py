@@ -13,7 +13,7 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.counters import audit
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import settled
 from tests.support.builders import registry

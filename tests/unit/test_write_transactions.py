@@ -15,7 +15,7 @@ _NEXT_TICK = "beat has it done again some seconds later, and until then nothing 
 ELSEWHERE = {
     "app/outbox/audit.py purge": _NEXT_TICK,
     "app/outbox/delivery/future_times.py": _NEXT_TICK,
-    "app/outbox/delivery/transitions/heads.py HeadRepair._repair": _NEXT_TICK,
+    "app/outbox/delivery/transitions.py HeadRepair._repair": _NEXT_TICK,
     "app/outbox/heartbeats.py": _NEXT_TICK,
     "app/outbox/log/arrivals.py catch_up": _NEXT_TICK,
     "app/outbox/processes.py record_process": "the next heartbeat is soon",
@@ -24,7 +24,7 @@ ELSEWHERE = {
     "app/outbox/upkeep.py": "the next run of the task records it",
     "app/outbox/log/append.py Log._in_one_trip": "as the next one",
     "app/outbox/log/append.py Log._under_lock": "Log._record repeats it with what it reads before",
-    "app/outbox/log/recorder.py check_writable": "it asks whether the database takes anything; an error is an answer",
+    "app/outbox/log/group_commit.py check_writable": "asks whether the database takes anything; an error is an answer",
     "app/outbox/log/retention.py _purge_batch": _NEXT_TICK,
     "app/outbox/notices.py NoticeRecorder.record": _NEXT_TICK,
     "app/outbox/refusals.py forget": _NEXT_TICK,
@@ -34,7 +34,7 @@ ELSEWHERE = {
     "app/outbox/versions/object_versions.py ObjectVersions._close_gaps": "the next turn of a worker closes them",
     "app/outbox/versions/retention.py drop_unused": _NEXT_TICK,
     "workers/telemetry/attempt_recorder.py AttemptRecorder._insert": "what is not recorded is kept for the next time",
-    "workers/upkeep.py": _NEXT_TICK,
+    "workers/drain.py": _NEXT_TICK,
 }
 
 

@@ -19,8 +19,8 @@ from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.engine.reachability import outbox_state
-from workers.delivery import policy
+from app.outbox.engine.db_errors import outbox_state
+from workers.delivery import retry
 from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")
@@ -104,7 +104,7 @@ class LeaseGuard:
                 self._lost = True
 
     def _end(self, began: float) -> float:
-        return began + self._lease_seconds * (1 - policy.LEASE_MARGIN)
+        return began + self._lease_seconds * (1 - retry.LEASE_MARGIN)
 
 
 class EventWait:
@@ -124,7 +124,7 @@ class EventWait:
         self._is_unchanged = is_unchanged
         self._pause = pause
         self._began = self._checked = time.monotonic()
-        self._ends = self._began + policy.MAX_WAIT_SECONDS
+        self._ends = self._began + retry.MAX_WAIT_SECONDS
         self._caught_up = self._began  # when the log was last read to its end
 
     def wants_next_batch(self, reader: PartitionReader, events: int, *, at_end: bool, shares: bool = False) -> bool:
@@ -134,22 +134,22 @@ class EventWait:
         partitions at the same time.
         """
         if not at_end:
-            behind = time.monotonic() - self._caught_up >= policy.MAX_BEHIND_SECONDS
-            return not (shares and behind and self._may_wait()) and self._is_still_unchanged(policy.CHECK_SECONDS)
-        if events > policy.FEW_EVENTS and reader.has_work():
-            self._pause(policy.LONG_PAUSE_SECONDS)
+            behind = time.monotonic() - self._caught_up >= retry.MAX_BEHIND_SECONDS
+            return not (shares and behind and self._may_wait()) and self._is_still_unchanged(retry.CHECK_SECONDS)
+        if events > retry.FEW_EVENTS and reader.has_work():
+            self._pause(retry.LONG_PAUSE_SECONDS)
             self._caught_up = time.monotonic()
-            return self._is_still_unchanged(policy.CHECK_SECONDS)
+            return self._is_still_unchanged(retry.CHECK_SECONDS)
         self._caught_up = now = time.monotonic()
         if not self._may_wait():  # with few events, whatever waits for this process comes soon
             return (
-                now < self._began + policy.WAIT_PATIENCE_SECONDS
+                now < self._began + retry.WAIT_PATIENCE_SECONDS
                 and reader.has_work()
-                and self._is_still_unchanged(policy.CHECK_SECONDS)
+                and self._is_still_unchanged(retry.CHECK_SECONDS)
             )
-        ends = min(self._ends, time.monotonic() + policy.WAIT_PATIENCE_SECONDS)
+        ends = min(self._ends, time.monotonic() + retry.WAIT_PATIENCE_SECONDS)
         while time.monotonic() < ends and self._may_wait():
-            self._pause(policy.WAIT_PAUSE_SECONDS)
+            self._pause(retry.WAIT_PAUSE_SECONDS)
             if reader.has_new_events():
                 return self._is_still_unchanged(0)
         return False

@@ -10,23 +10,22 @@ from random import Random
 
 from app.events.model import Event
 from app.outbox.delivery import redelivery
+from app.outbox.delivery.availability import RateLimit
+from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader
-from app.outbox.delivery.rate_limits import RateLimit
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from app.outbox.policies import REDELIVERY
-from workers.delivery import policy
-from workers.delivery.batch_record import BatchRecord, Delivery, Observer, oldest_by_object
+from workers.delivery import retry
 from workers.delivery.lease_term import EventWait
 from workers.delivery.namespace_policy import Policy, SkipReason, decide, decide_others, newest_sent
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget
 from workers.delivery.second_opinion import SecondOpinion
-from workers.delivery.settlement import settle
+from workers.delivery.settlement import BatchRecord, Delivery, Observer, oldest_by_object, settle
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired
 from workers.telemetry.delivery_log import BatchLog, counts_text
 
@@ -130,7 +129,7 @@ class PartitionWorker:
         """
         abandoned = self._lease.abandoned
         if abandoned and self._target.policy is not Policy.LOG:  # a log has no state that could get old
-            limit, now = max(self._target.sizer.limit, policy.MAX_SAMPLED_OBJECTS), self._clock()
+            limit, now = max(self._target.sizer.limit, retry.MAX_SAMPLED_OBJECTS), self._clock()
             written = reader.objects_in_flight(abandoned, now, limit)
             self._request_redelivery(written, now + REDELIVERY.latest_arrival_ms)
 
@@ -142,7 +141,7 @@ class PartitionWorker:
         """Return whether others could work off some of the partitions at the same time, and that would be faster."""
         if self._limit is not None:  # whose tokens are what the partitions wait for
             return False
-        busy = self._turn.partitions if self._turn.events > policy.FEW_EVENTS else frozenset()
+        busy = self._turn.partitions if self._turn.events > retry.FEW_EVENTS else frozenset()
         return len(busy | {replay.partition for replay in self._lease.replays}) > 1
 
     def _run_turn(self, reader: PartitionReader) -> bool:
@@ -172,13 +171,13 @@ class PartitionWorker:
 
     def _deliver_parked(self, reader: PartitionReader) -> bool:
         began, size, in_doubt = time.monotonic(), self._target.sizer.size, self._opinion.in_doubt
-        due = reader.due_objects(self._clock(), policy.MAX_SAMPLED_OBJECTS if in_doubt else size)
+        due = reader.due_objects(self._clock(), retry.MAX_SAMPLED_OBJECTS if in_doubt else size)
         if not due:
             return False
         self._turn.had_parked = True
         # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
         size = min(len(due), size)
-        objects = self._rng.sample(due, min(size, policy.MAX_OPINIONS)) if in_doubt else due[:size]
+        objects = self._rng.sample(due, min(size, retry.MAX_OPINIONS)) if in_doubt else due[:size]
         parked = reader.load_parked(objects, self._target.sizer.size)
         decisions = decide([entry.logged for entry in parked], self._target.policy, reader)
         paired = zip(parked, decisions, strict=True)
@@ -195,7 +194,7 @@ class PartitionWorker:
             return False
         record = self._deliver_batch(reader, batch, began)  # one without events settles how far the log was read
         turn.at_end &= not any(delivery.decision is SkipReason.NO_ROOM for delivery in record.deliveries)
-        self._target.is_quick = record.seconds < policy.QUICK_BATCH_SECONDS
+        self._target.is_quick = record.seconds < retry.QUICK_BATCH_SECONDS
         return True
 
     def _deliver_replays(self, reader: PartitionReader) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from app.outbox.delivery import redelivery
+from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.worker")

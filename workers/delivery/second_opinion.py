@@ -17,12 +17,12 @@ from dataclasses import replace
 from random import Random
 
 from app.events.model import Event
+from app.outbox.delivery.due_work import Refusals
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.parked import Refusals
-from workers.delivery import policy
-from workers.delivery.batch_record import Delivery, Suspicion
+from workers.delivery import retry
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.delivery.retry import back_off
+from workers.delivery.settlement import Delivery, Suspicion
 
 
 class SecondOpinion:
@@ -66,7 +66,7 @@ class SecondOpinion:
         for delivery, outcome in zip(sent, outcomes, strict=True):
             delivery.outcome = outcome
         refused = [delivery for delivery in sent if isinstance(delivery.outcome, Unavailable)]
-        self._note(sent, refused, hangs=seconds > policy.OPINION_PATIENCE_SECONDS)
+        self._note(sent, refused, hangs=seconds > retry.OPINION_PATIENCE_SECONDS)
         if not refused and len(sent) == len(self._left):  # nearly always; a path costs as much as the rest
             self._left = []
             return
@@ -83,9 +83,9 @@ class SecondOpinion:
         if refused and alone:
             self._opinions += 1
             self._ended = (
-                self._opinions == policy.MAX_OPINIONS
+                self._opinions == retry.MAX_OPINIONS
                 or self._asks_for_rest()
-                or self._seconds > policy.OPINION_PATIENCE_SECONDS
+                or self._seconds > retry.OPINION_PATIENCE_SECONDS
             )
 
     def suspects(self) -> set[LogPosition]:

@@ -3,7 +3,7 @@
 import os
 
 from app.config.settings import Settings
-from workers.readiness import readiness
+from workers.heartbeat import readiness
 
 VARIABLE = "BUCKETWIRE_WORKER_SOURCES"
 

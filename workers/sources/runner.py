@@ -15,8 +15,8 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.reachability import outbox_state
-from app.outbox.log.batch import Receipt
+from app.outbox.engine.db_errors import outbox_state
+from app.outbox.log.append import Receipt
 from app.outbox.registry import Registry, open_sealer
 from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.registry import SourceRegistry

@@ -16,8 +16,8 @@ from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.reachability import outbox_state
-from app.outbox.log.batch import Receipt
+from app.outbox.engine.db_errors import outbox_state
+from app.outbox.log.append import Receipt
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull

@@ -23,9 +23,9 @@ from app.outbox.admin.attempts import Attempt, bounded
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
 from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
-from workers.delivery import policy
-from workers.delivery.batch_record import BatchRecord, Delivery, Observer, State
+from workers.delivery import retry
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.settlement import BatchRecord, Delivery, Observer, State
 
 _SETTLED = {
     State.DELIVERED: attempts.DELIVERED,
@@ -113,13 +113,13 @@ class _Pending:
 
     def add(self, attempt: Attempt) -> None:
         if not attempt.is_settled:
-            if len(self.failed) < policy.MAX_RECORDED_ROWS:
+            if len(self.failed) < retry.MAX_RECORDED_ROWS:
                 self.failed.append(attempt)
             return
         index = self.last.get(attempt.partition)
-        if index is not None and len(self.settled) >= policy.SEPARATE_RUNS and _continues(self.settled[index], attempt):
+        if index is not None and len(self.settled) >= retry.SEPARATE_RUNS and _continues(self.settled[index], attempt):
             self.settled[index] = _joined(self.settled[index], attempt)
-        elif len(self.settled) < policy.MAX_RECORDED_ROWS:
+        elif len(self.settled) < retry.MAX_RECORDED_ROWS:
             self.last[attempt.partition] = len(self.settled)
             self.settled.append(attempt)
 
@@ -189,13 +189,13 @@ class AttemptRecorder(Observer):
         self._closed.set()
         self._wanted.set()
         if self._thread is not None:
-            self._thread.join(policy.LAST_RECORD_SECONDS)
+            self._thread.join(retry.LAST_RECORD_SECONDS)
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
             self._wanted.wait()
-            is_last = self._closed.wait(policy.RECORD_INTERVAL_SECONDS)
+            is_last = self._closed.wait(retry.RECORD_INTERVAL_SECONDS)
             self._wanted.clear()
             try:
                 self.flush()
@@ -224,7 +224,7 @@ class AttemptRecorder(Observer):
 
     def _insert(self, rows: Sequence[Attempt], times: Mapping[int, Histogram]) -> None:
         written = Counter(row.target_id for row in rows)
-        full = sorted(one for one in written if self._untrimmed.get(one, policy.TRIM_ROWS) >= policy.TRIM_ROWS)
+        full = sorted(one for one in written if self._untrimmed.get(one, retry.TRIM_ROWS) >= retry.TRIM_ROWS)
         with self._database.writing() as connection:
             attempts.record(connection, rows)
             delivery_times.report(connection, times)

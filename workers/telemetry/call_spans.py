@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
-from workers.delivery.batch_record import Observer, TargetCall
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.settlement import Observer, TargetCall
 from workers.targets import call_trace
 from workers.targets.base import LeaseExpired, TargetUnavailable
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from app.events.trace import fields
 from app.logs import printable
-from app.outbox.delivery.transitions.settlement import ParkedRow
-from workers.delivery import policy
-from workers.delivery.batch_record import BatchRecord, Delivery, Observer, State
+from app.outbox.delivery.settlement_store import ParkedRow
+from workers.delivery import retry
 from workers.delivery.outcomes import Rejected
+from workers.delivery.settlement import BatchRecord, Delivery, Observer, State
 
 log = logging.getLogger("bucketwire.partitions")
 
@@ -67,7 +67,7 @@ class BatchLog(Observer):
         self._batches += 1
         self._seconds += self._clock() - batch.began
         self._trace = batch.trace
-        if self._clock() - self._written >= policy.LOG_LINE_SECONDS:
+        if self._clock() - self._written >= retry.LOG_LINE_SECONDS:
             self.lease_ended()
 
     def lease_ended(self) -> None:

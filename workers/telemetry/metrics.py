@@ -23,8 +23,8 @@ from app.config.arn import TargetId, parse_target
 from app.config.fields.addresses import HostPort
 from app.folders import VARIABLE
 from app.outbox.engine.database import DatabaseUnavailable
-from workers.delivery.batch_record import BatchRecord, Observer, TargetCall
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Rejected, Unavailable
+from workers.delivery.settlement import BatchRecord, Observer, TargetCall
 from workers.targets.base import LeaseExpired
 from workers.telemetry.http_server import BackgroundServer
 

@@ -14,7 +14,7 @@ from app.config.errors import REDACTED
 from app.config.secret_texts import Redaction, SecretTexts
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
-from workers.delivery import policy
+from workers.delivery import retry
 from workers.delivery.outcomes import Delivered, Exchange, HttpMessage, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
@@ -59,7 +59,7 @@ def _answered(name: str, value: str) -> str:
 
 def _shortened(message: HttpMessage, clean: Callable[[str], str]) -> HttpMessage:
     headers: dict[str, str] = {}
-    left = policy.MAX_EXCHANGE_HEADER_BYTES
+    left = retry.MAX_EXCHANGE_HEADER_BYTES
     for name, value in message.headers.items():
         short_name, short_value = _cut(clean(name), left), _cut(clean(value), left)
         left -= len(short_name.encode()) + len(short_value.encode())
@@ -70,9 +70,9 @@ def _shortened(message: HttpMessage, clean: Callable[[str], str]) -> HttpMessage
     if len(message.body.encode()) < message.size:
         body = body[:-_MAX_SECRET_CHARACTERS]
     return HttpMessage(
-        _cut(clean(message.line), policy.MAX_EXCHANGE_LINE_BYTES),
+        _cut(clean(message.line), retry.MAX_EXCHANGE_LINE_BYTES),
         headers,
-        _cut(body, policy.MAX_EXCHANGE_BODY_BYTES),
+        _cut(body, retry.MAX_EXCHANGE_BODY_BYTES),
         message.size,
     )
 

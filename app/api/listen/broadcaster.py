@@ -28,7 +28,7 @@ from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, LargeEvents, 
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.log.reading import events_between, first_seq, ids_between, last_kept, log_state
 from app.outbox.log_head import LogHead, LogState
 from app.rules.matching import Matcher, compile_rules

@@ -25,8 +25,8 @@ from app.events.origin import by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
 from app.logs import Repetitions
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
-from app.outbox.log import batch
-from app.outbox.log.batch import QueueFull
+from app.outbox.log import append
+from app.outbox.log.append import QueueFull
 from app.outbox.log.routing import MatchingTooSlow
 from app.outbox.log.spool import Spool
 from app.resources.declaration import FLAG, BadMember
@@ -91,7 +91,7 @@ def _recorded(parsed: Parsed) -> Receipt:
     for bucket in {event.bucket for event in parsed.events}:
         require_bucket(bucket)
     if not parsed.events:
-        return _receipt(batch.Receipt(), parsed)
+        return _receipt(append.Receipt(), parsed)
     feeder = services().feeder
     if feeder is None:
         return _answer(_append(parsed.events, _PATIENCE), parsed)
@@ -168,7 +168,7 @@ def _sender(name: str) -> Frontend | None:
     return S3_FRONTENDS[name] if name else None
 
 
-def _append(events: Sequence[Event], patience: float) -> batch.Receipt | QueueFull:
+def _append(events: Sequence[Event], patience: float) -> append.Receipt | QueueFull:
     try:
         with appending("append", events) as traced:
             return services().commits.append(traced, patience)
@@ -189,7 +189,7 @@ def _append(events: Sequence[Event], patience: float) -> batch.Receipt | QueueFu
         raise ApiProblem("bad-events", detail, fact=": the outbox database refuses one") from None
 
 
-def _answer(result: batch.Receipt | QueueFull, parsed: Parsed) -> Receipt:
+def _answer(result: append.Receipt | QueueFull, parsed: Parsed) -> Receipt:
     if isinstance(result, QueueFull):
         raise queue_problem(result)
     g.receipt = result  # for the wake-up after the request
@@ -215,7 +215,7 @@ def queue_problem(full: QueueFull) -> ApiProblem:
     return ApiProblem("queue-full", detail, {"targets": names}, fact=fact)
 
 
-def _receipt(receipt: batch.Receipt, parsed: Parsed) -> Receipt:
+def _receipt(receipt: append.Receipt, parsed: Parsed) -> Receipt:
     return Receipt(
         recorded=receipt.recorded,
         repeated=receipt.repeated,

@@ -17,8 +17,8 @@ from app.events.parsing import parse
 from app.outbox import processes
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
-from app.outbox.log.batch import Receipt
-from app.outbox.log.recorder import Recorder
+from app.outbox.log.append import Receipt
+from app.outbox.log.group_commit import Recorder
 from app.outbox.reconcile import runs
 from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.log_queries import unchanged_since

@@ -19,7 +19,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.outbox import log_head
 from app.outbox.engine.clock import database_now
 from app.outbox.errors import UnknownSource
-from app.outbox.log.batch import QueueFull
+from app.outbox.log.append import QueueFull
 from app.outbox.series import REQUESTS, incoming_rates, of_source
 from app.outbox.sources.stored import StoredSource, read_sources
 from app.outbox.sources.watched import Watched, read_watched

@@ -21,8 +21,8 @@ from app.api.token_scopes import ADMIN, needs
 from app.config.arn import TargetId
 from app.events.own_events import TEST_BUCKET, make_test_events
 from app.outbox.engine.database import now_ms
-from app.outbox.log.batch import QueueFull
-from app.outbox.log.recorder import Recorder
+from app.outbox.log.append import QueueFull
+from app.outbox.log.group_commit import Recorder
 from app.resources.declaration import Nothing
 from app.resources.target import TargetTest
 

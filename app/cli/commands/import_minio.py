@@ -22,8 +22,8 @@ from app.events.model import Event
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.admin.counters import read_counters
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.batch import QueueFull
-from app.outbox.log.recorder import Recorder
+from app.outbox.log.append import QueueFull
+from app.outbox.log.group_commit import Recorder
 from app.outbox.log.routing import Routing
 from app.quantities import count_noun
 from app.rules.matching import compile_rules

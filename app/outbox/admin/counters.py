@@ -18,7 +18,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import WHOLE_LOG
 from app.outbox.delivery.availability import with_failing
-from app.outbox.delivery.parked import PartitionOf, first_parked
+from app.outbox.delivery.due_work import PartitionOf, first_parked
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import CURSOR, CURSORS, IN_WINDOW, LogWindow, unread, unread_of_targets

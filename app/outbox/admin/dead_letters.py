@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import audit, tables
-from app.outbox.delivery.transitions import events as transitions
+from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.reading import Reserve, reserve_nothing, small_record, within_budget

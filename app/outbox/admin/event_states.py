@@ -14,7 +14,7 @@ from app.outbox.admin.attempts import Attempt, Timeline, timelines
 from app.outbox.column_values import NEVER, NO_LIMIT, WHOLE_LOG
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import key_hash
 from app.outbox.log.reading import Reserve, reserve_nothing, small_record, within_budget
 
 PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")

@@ -15,7 +15,7 @@ from app.events.names import EVERY, UnknownEventName, expand, families, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
-from app.outbox.delivery.transitions import cursors
+from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.errors import BadSelection, UnknownReplay
@@ -139,8 +139,8 @@ class Replays:
                 for row in locked
                 if (first := oldest.get(row.partition, row.position + 1)) <= row.position
             }
-            cursors.begin_replay(connection, row_id, replay_id, ranges)
-            cursors.revoke(connection, row_id)  # of workers that do not know of the replay
+            transitions.begin_replay(connection, row_id, replay_id, ranges)
+            transitions.revoke_leases(connection, row_id)  # of workers that do not know of the replay
             audit.record(connection, "replay.begin", f"replay:{replay_id}", {"target": str(target)} | _facts(selection))
         length = sum(until - after for after, until in ranges.values())
         return Replay(replay_id, target, selection, now, 0, 0, length)
@@ -161,11 +161,11 @@ class Replays:
             mine = (c.target_id == target_id, c.replay_id == replay_id)
             partitions = connection.execute(sa.select(c.partition).where(*mine)).scalars().all()
             for partition in partitions:
-                cursors.end_replay(connection, target_id, replay_id, partition)
+                transitions.end_replay(connection, target_id, replay_id, partition)
             if partitions:
                 connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
                 audit.record(connection, "replay.cancel", f"replay:{replay_id}")
-                cursors.revoke(connection, target_id, partitions)  # as in `begin`
+                transitions.revoke_leases(connection, target_id, partitions)  # as in `begin`
         return self.get(replay_id)
 
     def get(self, replay_id: int) -> Replay:

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
+from app.outbox.delivery import transitions
+from app.outbox.delivery.due_work import PartitionOf, with_parked
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.parked import PartitionOf, with_parked
-from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
 from app.outbox.policies import RETRIES

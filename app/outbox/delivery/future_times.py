@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
-from app.outbox.delivery.transitions import events as transitions
+from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.engine.many_rows import MAX_SEARCHES, chunks

@@ -12,8 +12,8 @@ from app.events.frontends.registry import hides_older
 from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
+from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import ReplayPartition
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.many_rows import search_each
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.log.reading import is_for, is_named, small_record, within_budget

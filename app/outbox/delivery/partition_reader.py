@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import tables
 from app.outbox.column_values import NEVER
+from app.outbox.delivery.due_work import ObjectHash, PartitionOf, Refusals, first_due, oldest_parked, read_refusals
 from app.outbox.delivery.leases import Lease, ReplayPartition, has_work
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
@@ -26,7 +27,6 @@ from app.outbox.delivery.logged_events import (
     selected,
     with_records,
 )
-from app.outbox.delivery.parked import ObjectHash, PartitionOf, Refusals, first_due, oldest_parked, read_refusals
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow, unread_after

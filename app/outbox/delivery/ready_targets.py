@@ -9,8 +9,8 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
+from app.outbox.delivery.availability import ready_times
 from app.outbox.delivery.leases import claimed_partitions
-from app.outbox.delivery.rate_limits import ready_times
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import Registry

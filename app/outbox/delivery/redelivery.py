@@ -15,11 +15,11 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.delivery import transitions
+from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
-from app.outbox.delivery.transitions import events as transitions
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks

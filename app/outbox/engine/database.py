@@ -15,7 +15,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from app.events.limits import UNLIMITED
 from app.outbox.engine import db_errors
 from app.outbox.engine.db_errors import describe_error as describe_error  # noqa: PLC0414 - where others look for it
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.policies import DATABASE
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.

@@ -17,9 +17,8 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
 from app.outbox.errors import LogLost
-from app.outbox.log.append import Guard
+from app.outbox.log.append import Guard, key_hash
 from app.outbox.log.arrivals import unread_of_targets
-from app.outbox.log.batch import key_hash
 from app.outbox.log.reading import is_for, is_named
 from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target

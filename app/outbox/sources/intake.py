@@ -16,9 +16,8 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.engine.db_errors import may_be_a_value
 from app.outbox.engine.locks import write_alone
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
-from app.outbox.log.recorder import check_writable
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import check_writable
 from app.outbox.sources.leases import SourceLease, fence, store_positions
 from app.outbox.sources.rejected import ShelfFull, as_rejected, keep
 

@@ -18,8 +18,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock, write_alone
 from app.outbox.errors import StillRejected, UnknownMessage
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.reading import Reserve, reserve_nothing
 from app.outbox.sources.stored import StoredSource
 

@@ -18,8 +18,7 @@ from app.outbox import log_head, tables
 from app.outbox.engine import postgresql
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.engine.many_rows import insert
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.routing import MatchingTooSlow
 from app.rules.expressions import MatchingBusy, one_at_a_time

@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.log.spool import DamagedFile, Spool, decoded, encoded
-from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool import DamagedFile, Spool, SpoolFeeder, decoded, encoded
 from tests import services
 from tests.support.builders import add_target, event, migrated
 

@@ -29,8 +29,8 @@ from app.events.model import Event
 from app.outbox import heartbeats, tables
 from app.outbox import search as searching
 from app.outbox.admin.replays import Replays
+from app.outbox.delivery import transitions
 from app.outbox.delivery.leases import Leases, new_token
-from app.outbox.delivery.transitions import cursors
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
@@ -46,7 +46,7 @@ from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS
 from tests.support.scripted_target import Courier, ScriptedTarget
 from tests.support.tuning import tune
-from workers.delivery import policy
+from workers.delivery import retry
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Outcome, Rejected
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
@@ -558,7 +558,7 @@ def test_an_events_page_explains_each_state(busy: Browser, database: Database) -
 def test_an_events_page_has_the_request_and_the_answer_of_the_last_failure(
     local: Browser, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "RECORD_INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(retry, "RECORD_INTERVAL_SECONDS", 3600.0)
     target, recorder = add_target(database, "audit"), AttemptRecorder(database)
     Log(database).append([[event("bad")]])
     request = HttpMessage("POST https://h:443", {"Content-Type": "application/json"}, "{}", 2048)
@@ -1176,7 +1176,7 @@ def test_the_workers_page_shows_who_is_there_and_does_what(busy: Browser, databa
     paused = registry(database).target(TargetId("webhook", "paused"))
     Leases(database, 600_000).claim(paused.row_id, [0, 1, 2, 3], new_token(), now_ms())
     with database.writing() as connection:
-        cursors.revoke(connection, paused.row_id, [3])  # so nobody delivers it
+        transitions.revoke_leases(connection, paused.row_id, [3])  # so nobody delivers it
     host, _, pid = new_token().rpartition(":")[0].rpartition(":")
     page = busy.get("processes")
     assert "1 more process has partitions leased without a heartbeat of its worker" in page.text

@@ -12,8 +12,7 @@ from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import object_history
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.resources.dead_letter import DeadLetterFilter
 from app.rules.model import Rule

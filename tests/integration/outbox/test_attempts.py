@@ -21,7 +21,7 @@ from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier
-from workers.delivery import policy
+from workers.delivery import retry
 from workers.delivery.outcomes import DELIVERED, Exchange, Failed, HttpMessage, Rejected, Unavailable
 from workers.telemetry.attempt_recorder import AttemptRecorder
 
@@ -31,7 +31,7 @@ pytestmark = databases.ONE
 @pytest.fixture
 def recorder(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[AttemptRecorder]:
     """A recorder that writes when the test says so."""
-    monkeypatch.setattr(policy, "RECORD_INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(retry, "RECORD_INTERVAL_SECONDS", 3600.0)
     made = AttemptRecorder(database)
     yield made
     made.close()
@@ -140,7 +140,7 @@ def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_ou
     database: Database, recorder: AttemptRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "ATTEMPTS", AttemptRecordPolicy(max_rows=30))
-    monkeypatch.setattr(policy, "TRIM_ROWS", 20)
+    monkeypatch.setattr(retry, "TRIM_ROWS", 20)
     now = now_ms()
     for number in range(200):
         outcome = "failed" if number < 5 else "delivered" if number % 2 else "unavailable"

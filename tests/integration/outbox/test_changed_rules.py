@@ -6,8 +6,7 @@ import sqlalchemy as sa
 from app.outbox import log_head
 from app.outbox.engine.database import Database
 from app.outbox.log import append
-from app.outbox.log.append import Log, RoutingChanged
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt, RoutingChanged
 from tests.support.builders import add_target, event
 
 

@@ -19,13 +19,12 @@ from app.outbox import registry as registry_module
 from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.retries import Retries
 from app.outbox.audit import AuditFilter
+from app.outbox.delivery import settlement_store
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.transitions import settlement
 from app.outbox.engine import mysql, postgresql
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
-from app.outbox.log.append import Log
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Log, Receipt
 from app.outbox.schema import migration, schema_version
 from app.resources.dead_letter import DeadLetterFilter
 from app.resources.retry import RetryFilter
@@ -116,7 +115,7 @@ def test_a_settlement_that_loses_a_deadlock_is_written(database: Database, monke
         return Failed("no")
 
     courier = Courier(database, target, ScriptedTarget(fail))
-    reached = flagged(monkeypatch, settlement, "_count_in_row")
+    reached = flagged(monkeypatch, settlement_store, "_count_in_row")
     locked, cursors = lock_target(database, target), sa.select(tables.cursors.c.target_id).with_for_update()
     lose(database, partial(courier.run, turns=1), reached, locked, lambda one: one.execute(cursors).all())
     with database.reading() as connection:

@@ -14,7 +14,7 @@ from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.partition_reader import Batch
 from app.outbox.delivery.ready_targets import ReadyTargets
-from app.outbox.delivery.transitions.settlement import SettlementStore
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals
 from app.outbox.log.append import Log
@@ -23,7 +23,7 @@ from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
-from workers.delivery import lease_term, policy
+from workers.delivery import lease_term, retry
 from workers.delivery.lease_term import EventWait
 from workers.delivery.outcomes import DELIVERED, Failed
 
@@ -125,7 +125,7 @@ def in_a_thread(courier: Courier, wait: EventWait) -> tuple[threading.Thread, Ca
 def test_events_that_come_while_a_worker_waits_are_delivered_under_the_same_lease(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "WAIT_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(retry, "WAIT_PATIENCE_SECONDS", 60)
     courier, log = Courier(database, add_target(database)), Log(database)
     events = [event("k"), event("l"), event("k"), *(event(f"many{number % 5}") for number in range(40))]
     log.append([events[:1]])
@@ -155,7 +155,7 @@ def test_events_that_come_while_a_worker_waits_are_delivered_under_the_same_leas
 def test_a_changed_target_ends_the_wait_and_its_new_events_stay(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "WAIT_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(retry, "WAIT_PATIENCE_SECONDS", 60)
     courier, log, unchanged = Courier(database, add_target(database)), Log(database), [True]
     log.append([[event("k")]])
     wait = EventWait(lambda: True, lambda: unchanged[0])
@@ -197,7 +197,7 @@ def test_where_no_process_is_idle_a_worker_does_not_wait(monkeypatch: pytest.Mon
     wait = EventWait(lambda: False, pause=lambda _: None)
     assert not goes_on(wait, reader := Reader(new=1), 3)
     assert goes_on(wait, Reader(work=True), 3)
-    moments[0] = policy.WAIT_PATIENCE_SECONDS
+    moments[0] = retry.WAIT_PATIENCE_SECONDS
     assert not goes_on(wait, Reader(work=True), 3), "others may wait for this process"
     assert goes_on(wait, Reader(work=True), 100), "a lease for each batch would cost them more"
     assert reader.looks == 0
@@ -208,19 +208,19 @@ def test_a_wait_ends_after_some_time_without_events_and_after_the_longest_time(m
     monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait = EventWait(lambda: True, pause=lambda seconds: moments.append(moments.pop() + seconds))
     assert not goes_on(wait, reader := Reader(), 3)
-    assert reader.looks == pytest.approx(policy.WAIT_PATIENCE_SECONDS / policy.WAIT_PAUSE_SECONDS, abs=1)
+    assert reader.looks == pytest.approx(retry.WAIT_PATIENCE_SECONDS / retry.WAIT_PAUSE_SECONDS, abs=1)
     turns = 0
     while goes_on(wait, Reader(new=1), 1):
         turns += 1
         assert turns < 1000
-    assert policy.MAX_WAIT_SECONDS <= moments[0] <= policy.MAX_WAIT_SECONDS + 2 * policy.WAIT_PATIENCE_SECONDS
+    assert retry.MAX_WAIT_SECONDS <= moments[0] <= retry.MAX_WAIT_SECONDS + 2 * retry.WAIT_PATIENCE_SECONDS
 
 
 def test_many_events_are_followed_by_more_after_one_longer_pause() -> None:
     pauses = list[float]()
     idle, busy = EventWait(lambda: True, pause=pauses.append), EventWait(lambda: False, pause=pauses.append)
     assert goes_on(idle, Reader(work=True), 1000)
-    assert pauses == [policy.LONG_PAUSE_SECONDS]
+    assert pauses == [retry.LONG_PAUSE_SECONDS]
     assert goes_on(idle, Reader(), 1000, at_end=False)
     assert not goes_on(busy, Reader(), 1000)
     assert len(pauses) == 1, "neither before the end of the log nor before the lease is given up"
@@ -232,14 +232,14 @@ def test_of_a_backlog_that_others_could_share_the_lease_is_given_up_after_some_t
     moments = [0.0]
     monkeypatch.setattr(lease_term.time, "monotonic", lambda: moments[0])
     wait, alone = EventWait(lambda: True, pause=lambda _: None), EventWait(lambda: False)
-    moments[0] = policy.MAX_BEHIND_SECONDS / 2
+    moments[0] = retry.MAX_BEHIND_SECONDS / 2
     assert wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
-    moments[0] = policy.MAX_BEHIND_SECONDS
+    moments[0] = retry.MAX_BEHIND_SECONDS
     assert wait.wants_next_batch(Reader(), 1000, at_end=False)  # type: ignore[arg-type]
     assert wait.wants_next_batch(Reader(work=True), 1000, at_end=True, shares=True)  # type: ignore[arg-type]
-    moments[0] += policy.MAX_BEHIND_SECONDS / 2
+    moments[0] += retry.MAX_BEHIND_SECONDS / 2
     assert wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
-    moments[0] += policy.MAX_BEHIND_SECONDS / 2
+    moments[0] += retry.MAX_BEHIND_SECONDS / 2
     assert not wait.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
     assert alone.wants_next_batch(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
 
@@ -254,7 +254,7 @@ def worked_off(courier: Courier, wait: EventWait) -> None:
 def test_a_backlog_of_several_partitions_is_shared_and_that_of_one_is_not(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "MAX_BEHIND_SECONDS", 0)
+    monkeypatch.setattr(retry, "MAX_BEHIND_SECONDS", 0)
     log, hot = Log(database), Courier(database, add_target(database, bucket="hot"), batch=20)
     log.append([[event("k", bucket="hot") for _ in range(100)]])
     worked_off(hot, EventWait(lambda: True))
@@ -280,7 +280,7 @@ def test_due_retries_are_worked_off_under_one_lease(database: Database) -> None:
 
 
 def test_a_replay_of_several_partitions_is_shared(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "MAX_BEHIND_SECONDS", 0)
+    monkeypatch.setattr(retry, "MAX_BEHIND_SECONDS", 0)
     courier = Courier(database, add_target(database), batch=10)
     Log(database).append([[event(f"k{number}") for number in range(200)]])
     courier.run()
@@ -297,7 +297,7 @@ def test_a_replay_of_several_partitions_is_shared(database: Database, monkeypatc
 def test_a_changed_target_ends_the_lease_also_while_there_is_a_backlog(
     database: Database, monkeypatch: pytest.MonkeyPatch, rate: int
 ) -> None:
-    monkeypatch.setattr(policy, "CHECK_SECONDS", 0)
+    monkeypatch.setattr(retry, "CHECK_SECONDS", 0)
     courier = Courier(database, add_target(database), batch=10, rate=rate)
     Log(database).append([[event(f"k{number}") for number in range(100)]])
     worked_off(courier, EventWait(lambda: False, lambda: len(courier.scripted.got) < 20))

@@ -17,8 +17,7 @@ from app.events.model import Event
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import is_full
 from app.outbox.log.group_commit import GroupCommit
-from app.outbox.log.spool import Spool
-from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool import Spool, SpoolFeeder
 from tests import services
 from tests.services.sql import MariaDB
 from tests.support.builders import event, migrated

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.outbox.delivery.transitions import events
+from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
 from app.outbox.log import retention
 from tests.support.builders import migrated, registry
@@ -133,7 +133,7 @@ def test_the_explorer_stops_before_an_append_that_is_one_statement(
 def test_the_explorer_finds_a_dead_letter_that_is_replayed_without_the_locks_of_its_cursors(
     database: Database, workers: Sequence[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "lock_cursors", lambda *_: [])
+    monkeypatch.setattr(transitions, "lock_cursors", lambda *_: [])
     found = broken(workers, build(database), settle_parked_event, replay_dead_letters, Explorer.interrupted_once)
     assert any("is ever due" in text for text in found)
 

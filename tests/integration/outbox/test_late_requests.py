@@ -9,9 +9,8 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.delivery import redelivery
-from app.outbox.delivery.due_work import DueWork
+from app.outbox.delivery.due_work import DueWork, ObjectHash
 from app.outbox.delivery.leases import Lease
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log

@@ -9,15 +9,13 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery import due_work
+from app.outbox.delivery import due_work, transitions
 from app.outbox.delivery.availability import close_breaker, open_breaker
 from app.outbox.delivery.due_work import DueTarget, DueWork
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, lease_holders
-from app.outbox.delivery.transitions import cursors
-from app.outbox.delivery.transitions.settlement import Settlement, SettlementStore
+from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.tuning import tune
@@ -75,7 +73,7 @@ def test_who_has_which_partitions_is_known_and_nobody_has_a_revoked_one(database
     for row_id, partition, token in ((here, 0, "a:1:x"), (here, 1, "a:1:y"), (there, 1, "a:1:z"), (here, 2, "b:1:x")):
         assert leases.claim(row_id, [partition], token, now_ms()) is not None
     with database.writing() as connection:
-        cursors.revoke(connection, here, [2])
+        transitions.revoke_leases(connection, here, [2])
         assert lease_holders(connection, now_ms()) == {"a:1": {here: 2, there: 1}}
         assert lease_holders(connection, now_ms() + 700_000) == {}
 
@@ -247,7 +245,7 @@ def test_a_lease_of_which_one_partition_was_revoked_is_lost(database: Database, 
     assert lease is not None
     assert leases.renew(lease, now + 1)
     with database.writing() as connection:
-        cursors.revoke(connection, row, [2])
+        transitions.revoke_leases(connection, row, [2])
     assert not leases.renew(lease, now + 2)
 
 
@@ -256,7 +254,7 @@ def test_a_settlement_of_which_one_partition_was_revoked_writes_nothing(database
     lease = leases.claim(row, range(4), "token", now)
     assert lease is not None
     with database.writing() as connection:
-        cursors.revoke(connection, row, [2])
+        transitions.revoke_leases(connection, row, [2])
     settlement = Settlement()
     for partition in (1, 2):
         settlement.partition(partition).position = lease.positions[partition]

@@ -15,9 +15,8 @@ from app.outbox.sources.stored import QUEUED_MS, any_by_spark
 from spark_jobs.__main__ import jobs
 from tests.support import databases
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known
-from workers import bucket_listings, reconcile_jobs
-from workers.bucket_listings import RETRY_MS, ListingWakeUps, list_bucket
-from workers.reconcile_jobs import JOB, JobResult
+from workers import scheduled_jobs
+from workers.scheduled_jobs import JOB, RETRY_MS, JobResult, ListingWakeUps, list_bucket
 
 pytestmark = databases.THREE
 NIGHTLY = {**SETTINGS, "spark": "0 2 * * *"}
@@ -85,7 +84,7 @@ def test_its_wake_up_is_repeated_and_follows_a_change_at_once(known: Known, monk
     assert [publish() for _ in range(3)] == [1, 0, 0]
     known.sources.registry.resume(SOURCE)
     assert [publish() for _ in range(2)] == [1, 0]
-    monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr(scheduled_jobs, "REPEAT_INTERVAL_SECONDS", 0)
     assert publish() == 1
     assert published == [SOURCE] * 3
 
@@ -108,7 +107,7 @@ def test_a_worker_starts_a_process_by_the_lease_and_shows_why_it_failed(
         assert list_bucket(database, clock, SOURCE) == "not due"  # another wake-up, meanwhile
         return results[len(started) - 1]
 
-    monkeypatch.setattr(bucket_listings.jobs, "run", run)
+    monkeypatch.setattr(scheduled_jobs.jobs, "run", run)
     assert list_bucket(database, clock, SOURCE) == "no Java"
     stored, now = known.sources.stored(SOURCE), clock()
     assert (stored.state(now), stored.error, stored.failures) == ("failing", "no Java", 1)

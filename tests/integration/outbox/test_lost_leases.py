@@ -21,8 +21,7 @@ from app.outbox.delivery import redelivery
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from app.outbox.policies import REDELIVERY
 from app.resources.dead_letter import DeadLetterFilter
 from tests.services import until

@@ -16,7 +16,7 @@ from app.outbox import tables
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.engine.reachability import outbox_state
+from app.outbox.engine.db_errors import outbox_state
 from app.outbox.log.append import Log
 from tests import services
 from tests.support.builders import add_target, event, migrated

@@ -23,8 +23,8 @@ from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.partition_reader import PartitionReader
-from app.outbox.delivery.transitions.heads import HeadRepair, restore_heads
-from app.outbox.delivery.transitions.settlement import ParkedRow, Settlement
+from app.outbox.delivery.settlement_store import ParkedRow, Settlement
+from app.outbox.delivery.transitions import HeadRepair, restore_heads
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.resources.dead_letter import DeadLetterFilter

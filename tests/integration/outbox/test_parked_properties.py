@@ -17,8 +17,7 @@ from app.outbox.admin.counters import read_counters
 from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

@@ -17,9 +17,8 @@ from app.outbox import tables
 from app.outbox.admin.counters import read_counters
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
-from app.outbox.log.recorder import Recorder
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import Recorder
 from app.outbox.policies import APPEND
 from tests import services
 from tests.support.builders import add_target, event, migrated

@@ -13,14 +13,13 @@ import sqlalchemy as sa
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.admin.replays import Replays, Selection
-from app.outbox.delivery import rate_limits
+from app.outbox.delivery import availability
+from app.outbox.delivery.availability import RateLimit
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from app.outbox.log.batch import key_hash
+from app.outbox.log.append import Log, key_hash
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
@@ -250,7 +249,7 @@ def test_a_removed_targets_bucket_is_removed(database: Database) -> None:
     for row_id in (kept, 999):
         RateLimit(database, row_id, 5, Clock()).take(1)
     with database.writing() as connection:
-        rate_limits.forget_removed(connection)
+        availability.forget_removed(connection)
         assert connection.execute(sa.select(tables.rate_limits.c.target_id)).scalars().all() == [kept]
 
 

@@ -13,8 +13,7 @@ from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning, LogLost
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.reconcile.log_queries import (
     LogMark,
     keys_recorded_since,

@@ -16,12 +16,9 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
-from app.outbox.log.append import Log
-from app.outbox.log.batch import QueueFull, Receipt
-from app.outbox.log.group_commit import GroupCommit
-from app.outbox.log.recorder import Recorder
-from app.outbox.log.spool import Spool, decoded
-from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import GroupCommit, Recorder
+from app.outbox.log.spool import Spool, SpoolFeeder, decoded
 from app.outbox.reconcile.log_queries import unchanged_since
 from app.server.application import create_app
 from tests import services

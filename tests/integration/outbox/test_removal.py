@@ -8,7 +8,7 @@ from app.outbox import tables
 from app.outbox.admin.counters import read_status
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.column_values import NEVER
-from app.outbox.delivery.transitions import events as transitions
+from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log_head import LogHead

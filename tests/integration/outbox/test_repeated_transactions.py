@@ -15,8 +15,8 @@ from app.manifest.changes import set_keys
 from app.outbox import audit, buckets, log_head, tables
 from app.outbox.audit import AuditFilter
 from app.outbox.delivery import availability, redelivery
+from app.outbox.delivery.availability import RateLimit
 from app.outbox.delivery.leases import Leases
-from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.findings import read_findings, store_findings

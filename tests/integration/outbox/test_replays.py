@@ -17,8 +17,7 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import BadSelection, UnknownReplay
-from app.outbox.log.append import Log
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support import databases

@@ -34,7 +34,7 @@ from tests.support.delivery import delivery
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
-from workers import upkeep
+from workers import drain
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Rejected
 from workers.runtime import Runtime
@@ -334,8 +334,8 @@ def test_old_entries_of_the_audit_log_are_removed_by_drains_however_many_there_a
     settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
     context = Runtime(Settings.from_environ(settings))
     requested: list[float] = []
-    monkeypatch.setattr(upkeep, "_MAX_PURGE_SECONDS", -1)  # one statement each
-    monkeypatch.setattr(upkeep, "_PURGE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(drain, "_MAX_PURGE_SECONDS", -1)  # one statement each
+    monkeypatch.setattr(drain, "_PURGE_PAUSE_SECONDS", 0)
     monkeypatch.setattr(context.wakeups, "request", requested.append)
 
     def left() -> int:
@@ -348,7 +348,7 @@ def test_old_entries_of_the_audit_log_are_removed_by_drains_however_many_there_a
     for expected in (1500, 500, 0):
         context.drain.run(lambda _: None)
         assert left() == expected
-    monkeypatch.setattr(upkeep, "_MAX_PURGE_SECONDS", 60)
+    monkeypatch.setattr(drain, "_MAX_PURGE_SECONDS", 60)
     context.drain.run(lambda _: None)
     requested.clear()
     context.drain.run(lambda _: None)
@@ -365,16 +365,16 @@ def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_le
     settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
     context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_RETENTION": "1s"}))
     requested: list[float] = []
-    monkeypatch.setattr(upkeep, "_MAX_PURGE_SECONDS", 60)
-    monkeypatch.setattr(upkeep, "purge", partial(purge, batch_events=5, max_events=20))
+    monkeypatch.setattr(drain, "_MAX_PURGE_SECONDS", 60)
+    monkeypatch.setattr(drain, "purge", partial(purge, batch_events=5, max_events=20))
     monkeypatch.setattr(context.wakeups, "request", requested.append)
     until(lambda: context.clock() > newest(database) + 1000, 30, what="the events to be old")
     assert context.upkeep.purge() == 20
     assert [0 < delay <= 1 for delay in requested] == [True], "the drain is woken to go on"
-    monkeypatch.setattr(upkeep, "_PURGE_PAUSE_SECONDS", 60)
+    monkeypatch.setattr(drain, "_PURGE_PAUSE_SECONDS", 60)
     context.drain.run(lambda _: None)
     assert requested[1:], "it is woken again if it was woken too soon"
-    monkeypatch.setattr(upkeep, "_PURGE_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(drain, "_PURGE_PAUSE_SECONDS", 0)
     until(lambda: context.drain.run(lambda _: None) == 0 and not left(database), 30, what="the log to be purged")
     requested.clear()
     context.drain.run(lambda _: None)
@@ -417,11 +417,11 @@ def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: p
         return run
 
     full = sa.exc.OperationalError("", None, OSError("no space"))
-    monkeypatch.setattr(upkeep.audit, "purge", failing("audit", full))
-    monkeypatch.setattr(upkeep.attempts, "forget_removed", failing("attempts", KeyError("a defect")))
-    monkeypatch.setattr(upkeep.rate_limits, "forget_removed", failing("rates", full))
-    monkeypatch.setattr(upkeep, "drop_unused", failing("unused", full))
-    monkeypatch.setattr(upkeep, "_MAX_PURGE_SECONDS", 60)
+    monkeypatch.setattr(drain.audit, "purge", failing("audit", full))
+    monkeypatch.setattr(drain.attempts, "forget_removed", failing("attempts", KeyError("a defect")))
+    monkeypatch.setattr(drain.availability, "forget_removed", failing("rates", full))
+    monkeypatch.setattr(drain, "drop_unused", failing("unused", full))
+    monkeypatch.setattr(drain, "_MAX_PURGE_SECONDS", 60)
     url = f"sqlite:///{tmp_path}/outbox.db"
     database = migrated(url, partitions=4)
     Log(database).append([[event(f"k{number}") for number in range(10)]])
@@ -431,7 +431,7 @@ def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: p
         assert made.context.upkeep.purge() == 10
         assert made.context.upkeep.purge() == 0
         assert tried == ["audit", "attempts", "rates", "unused"], "each once in an interval"
-        monkeypatch.setattr(upkeep, "_REPAIR_INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(drain, "_REPAIR_INTERVAL_SECONDS", 0.0)
         made.context.upkeep._next_tidying = 0.0
         for _ in range(2):
             made.context.upkeep.purge()

@@ -14,7 +14,7 @@ from app.outbox.admin.counters import read_counters
 from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.retries import Retries
 from app.outbox.delivery.leases import LeaseLost
-from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import RetryListPolicy

@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Log, Receipt
 from app.outbox.log.routing import load_routing
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule

@@ -9,7 +9,7 @@ from app.outbox.engine.database import Database
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import add_target, registry
-from workers.target_pool import TargetPool
+from workers.delivery.pooled_target import TargetPool
 
 pytestmark = databases.TWO
 

@@ -26,7 +26,7 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Receipt
 from app.outbox.registry import Registry
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases

@@ -24,7 +24,7 @@ from tests.services import until
 from tests.support import databases
 from tests.support.builders import add_target, registry
 from tests.support.tuning import tune
-from workers.pool_shares import PoolShares
+from workers.idle_processes import PoolShares
 
 pytestmark = databases.ONE
 

@@ -14,8 +14,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log import reading
 from app.outbox.log.append import Log
 from app.outbox.log.reading import LogReader, journal_rows
-from app.outbox.log.spool import Spool
-from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool import Spool, SpoolFeeder
 from app.resources.dead_letter import DeadLetterFilter
 from tests.support.builders import add_target, event, long_event
 from tests.support.pulled_events import recorded

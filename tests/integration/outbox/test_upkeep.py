@@ -16,8 +16,8 @@ from app.outbox.engine.database import Database
 from app.outbox.policies import UPKEEP
 from tests.support import databases
 from tests.support.builders import migrated, registry
+from workers.drain import TaskRecords
 from workers.runtime import Runtime
-from workers.upkeep import TaskRecords
 
 pytestmark = databases.TWO
 

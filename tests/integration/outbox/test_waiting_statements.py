@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import log_head
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.db_errors import is_refusal
-from app.outbox.engine.reachability import OutboxState, outbox_state
+from app.outbox.engine.db_errors import OutboxState, is_refusal, outbox_state
 from app.outbox.policies import APPEND, DATABASE, HEARTBEATS, REFUSALS
 from tests import services
 

@@ -19,8 +19,7 @@ from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log
-from app.outbox.log.batch import Receipt
+from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources import watched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.config.arn import TargetId
-from app.outbox.log.batch import Batch
+from app.outbox.log.append import Batch
 from app.outbox.log.routing import Matches, Routing
 from app.rules.matching import compile_rules
 from tests.support.builders import event

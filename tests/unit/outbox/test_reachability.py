@@ -8,7 +8,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from app.outbox.engine.reachability import OutboxState
+from app.outbox.engine.db_errors import OutboxState
 
 REFUSED = sa.exc.OperationalError("SELECT 1", None, OSError("connection refused"))
 

@@ -11,10 +11,10 @@ from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent
 from tests.support.batch_records import NOW, Result, settled
 from tests.support.builders import event
-from workers.delivery.batch_record import Suspicion
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import Suspicion
 from workers.telemetry.attempt_recorder import attempts_of
 
 SCHEDULE = RetrySchedule(base=1000, cap=1000, max_attempts=2)

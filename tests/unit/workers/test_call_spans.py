@@ -15,11 +15,11 @@ from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.telemetry.otlp.records import OtelTracing
 from tests.support.builders import event
-from workers.delivery.batch_record import TargetCall
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import TargetCall
 from workers.systems.webhook.request import RequestFormat
 from workers.targets import call_trace
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable

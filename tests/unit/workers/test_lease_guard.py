@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.delivery import lease_term, policy
+from workers.delivery import lease_term, retry
 from workers.delivery.lease_term import LeaseGuard
 from workers.targets.base import LeaseExpired
 
@@ -42,7 +42,7 @@ def test_a_renewed_lease_counts_from_before_its_renewal_however_late_the_answer_
     renewals.takes = 1.0
     held.check()
     assert held.holds
-    renewals.moment += LEASE * (1 - policy.LEASE_MARGIN) - 1
+    renewals.moment += LEASE * (1 - retry.LEASE_MARGIN) - 1
     assert not held.holds
 
 

@@ -11,9 +11,9 @@ from app.config.arn import TargetId
 from app.outbox.delivery.logged_events import LoggedEvent
 from tests.support.batch_records import NOW, settled
 from tests.support.builders import event
-from workers.delivery.batch_record import TargetCall
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import TargetCall
 from workers.targets.base import LeaseExpired
 from workers.telemetry.metrics import Bulk, TargetMetrics, WorkerMetrics
 

@@ -31,8 +31,8 @@ from spark_jobs.__main__ import jobs as spark_commands
 from tests.services import reaper, until
 from tests.support.builders import add_target, event, migrated
 from tests.support.hostile_names import BUCKETS, scheduled
-from workers import reconcile_jobs
-from workers.reconcile_jobs import JobProcesses, JobResult, RunWakeUps, last_message
+from workers import scheduled_jobs
+from workers.scheduled_jobs import JobProcesses, JobResult, RunWakeUps, last_message
 
 # Like a job: Ctrl-C, SIGTERM and the end of its input stop it.
 ENDING = "from spark_jobs import shutdown; shutdown.on_sigterm(); shutdown.on_end_of_input(); import time; "
@@ -68,7 +68,7 @@ def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) ->
     begun = tmp_path / "begun"
     code = f"{ENDING}import os, pathlib; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep(300)"
     worker = subprocess.Popen(
-        python(f"from workers.reconcile_jobs import JobProcesses; JobProcesses().run({python(code)!r})")
+        python(f"from workers.scheduled_jobs import JobProcesses; JobProcesses().run({python(code)!r})")
     )
     try:
         until(lambda: begun.exists() and begun.read_text(), 60)
@@ -106,7 +106,7 @@ def test_the_wake_up_of_a_waiting_run_is_repeated_at_intervals(tmp_path: Path, m
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
     assert [wake_ups.publish_due(database, published.append) for _ in range(3)] == [1, 0, 0]
     assert [(str(each.target), each.bucket) for each in published] == [("redis:x", "bucket")]
-    monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr(scheduled_jobs, "REPEAT_INTERVAL_SECONDS", 0)
     assert wake_ups.publish_due(database, published.append) == 1
     assert published[0] == published[1]
     database.close()
@@ -125,14 +125,14 @@ def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) 
     seen = list[list[str]]()
     monkeypatch.setattr(processes, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
-        arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
+        arguments = scheduled_jobs.run_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
         [_, *words] = seen[-1]  # the arguments of the job's process
         context = job_context(words)
         assert context.params["bucket"] == name
         assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
         scan = WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False, job="scan")
-        bucketwire.main(args=reconcile_jobs.job_arguments(scan), standalone_mode=False)
+        bucketwire.main(args=scheduled_jobs.run_arguments(scan), standalone_mode=False)
         [_, *words] = seen[-1]
         context = job_context(words)
         assert (words[0], context.params["bucket"], context.params["scheduled"]) == ("scan", name, "r" * 32)
@@ -150,7 +150,7 @@ def test_a_run_with_an_invalid_bucket_name_fails(tmp_path: Path, name: str) -> N
     Schedule(database).register(now_ms())
     with database.writing() as connection:  # as if registered before names were validated
         connection.execute(tables.reconciliations.update().values(bucket=name))
-    assert reconcile_jobs.reconcile(database, target, name, "arn") == "the bucket's name is invalid"
+    assert scheduled_jobs.reconcile(database, target, name, "arn") == "the bucket's name is invalid"
     [run] = Reconciliations(database).list()
     assert (run.state, Schedule(database).waiting()) == ("failed", [])
     database.close()
@@ -163,13 +163,13 @@ def test_a_reconciliation_is_a_span_that_fails_with_its_job(
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(telemetry, "_tracing", OtelTracing(provider.get_tracer("x"), None))
-    monkeypatch.setattr(reconcile_jobs.jobs, "run", lambda *_: result)
+    monkeypatch.setattr(scheduled_jobs.jobs, "run", lambda *_: result)
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
     Schedule(database).register(now_ms())
     [waiting] = Schedule(database).waiting()
-    assert reconcile_jobs.reconcile(database, target, "images", "the:arn") == result.message
+    assert scheduled_jobs.reconcile(database, target, "images", "the:arn") == result.message
     [span] = exporter.get_finished_spans()
     assert (span.name, span.status.is_ok) == ("reconcile", result.code == 0)
     assert dict(span.attributes or {}) == {
@@ -226,6 +226,6 @@ def test_an_update_of_the_tables_is_a_job_and_its_last_line_the_result(monkeypat
         commands.append(command)
         return JobResult(0, "3 events added")
 
-    monkeypatch.setattr(reconcile_jobs.jobs, "run", run)
-    assert reconcile_jobs.update_tables() == "3 events added"
+    monkeypatch.setattr(scheduled_jobs.jobs, "run", run)
+    assert scheduled_jobs.update_tables() == "3 events added"
     assert commands == [[sys.executable, "-P", "-m", "bucketwire.start", "spark_jobs", "tables", "--scheduled"]]

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 
 from app.events.model import Event
+from app.outbox.delivery.due_work import Refusals
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.parked import Refusals
 from app.outbox.delivery.partition_reader import ParkedEvent
 from tests.support.builders import event
-from workers.delivery.batch_record import Delivery, Suspicion
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
-from workers.delivery.policy import MAX_OPINIONS
+from workers.delivery.retry import MAX_OPINIONS
 from workers.delivery.second_opinion import SecondOpinion
+from workers.delivery.settlement import Delivery, Suspicion
 
 REFUSED = Unavailable("503")
 UNREACHABLE = Unavailable("connection refused", unreachable=True)

@@ -5,13 +5,13 @@ import pytest
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent
-from app.outbox.delivery.transitions.settlement import Settlement
+from app.outbox.delivery.settlement_store import Settlement
 from tests.support.batch_records import NOW, Result, settled
 from tests.support.builders import event
-from workers.delivery.batch_record import Suspicion
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import Suspicion
 
 SCHEDULE = RetrySchedule(base=1000, cap=1000, max_attempts=3, max_age=0)
 BEHIND_PARKED = SkipReason.BEHIND_PARKED

@@ -1,6 +1,8 @@
-"""Run scheduled jobs: publish a wake-up per waiting run; the worker that gets it starts the job's process.
+"""Run jobs on Spark when they are due: scheduled runs, and listings of watched buckets.
 
-The table of runs holds the state; a lost, late or repeated wake-up costs only time.
+The drain publishes a wake-up for each; the worker that gets it starts the job's process. The table of runs, or that of
+sources, holds the state, so a lost, late or repeated wake-up costs only time. A watched bucket is listed by the lease
+of its source, which the process goes on with: two never list a bucket at once.
 """
 
 import contextlib
@@ -12,16 +14,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from app import telemetry
 from app.config.arn import TargetId
+from app.config.sources.source_id import SourceId
 from app.events.buckets import is_bucket_name
-from app.outbox.engine.clock import database_now
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.engine.clock import DatabaseClock, database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.reconcile.runs import INCREMENTAL, SCAN, STOPPED_EARLY
 from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
 from app.outbox.reconcile.tables_runs import fail_tables
+from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.stored import StoredSource
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -131,7 +138,7 @@ class JobProcesses:
                 os.killpg(job.pid, signal.SIGKILL)
 
 
-wake_ups = RunWakeUps()
+run_wake_ups = RunWakeUps()
 jobs = JobProcesses()
 
 
@@ -144,7 +151,7 @@ def last_message(text: str, code: int) -> str:
     return f"the job exited with code {code} and printed nothing"
 
 
-def job_arguments(run: WaitingRun) -> list[str]:
+def run_arguments(run: WaitingRun) -> list[str]:
     """Return the arguments of the job of a waiting run; no bucket name or prefix can be parsed as an option."""
     if run.job == SCAN:
         return ["scan", "--scheduled", run.run, "--", run.bucket]
@@ -191,7 +198,7 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         return problem
     attributes = {"bucketwire.target": arn, "aws.s3.bucket": bucket, "bucketwire.run": waiting.run}
     with telemetry.span(waiting.job, **attributes) as span:
-        result = jobs.run([*JOB, *job_arguments(waiting)], f"{waiting.job} {target} {bucket}")
+        result = jobs.run([*JOB, *run_arguments(waiting)], f"{waiting.job} {target} {bucket}")
         span.set("bucketwire.exit_code", result.code)
         if result.code and result.code != _ALREADY_RUNNING:
             span.fail("failed", result.message)
@@ -203,3 +210,63 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
     else:
         log.info("%s with %s: %s in %.0f s", arn, bucket, result.message, time.monotonic() - started, extra=members)
     return result.message
+
+
+_START_MS = 120_000  # of a lease that the process has not renewed yet: Python and Java start meanwhile
+RETRY_MS = 900_000  # until a bucket is listed again for which the process has failed: a listing of it may be long
+
+
+class ListingWakeUps:
+    """Publish a wake-up for each bucket that Spark has to list now, and repeat it at intervals."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+
+    def publish_due(self, database: Database, clock: DatabaseClock, publish: Callable[[SourceId], None]) -> int:
+        """Publish wake-ups and return their number. Raises `DatabaseUnavailable`."""
+        free = SourceLeases(database, _START_MS).free(clock(), by_spark=True)
+        # One that was set or resumed is due again.
+        waiting = {f"{stored.source} {stored.revision} {stored.resume_at}": stored.source for stored in free}
+        due = self._repeats.due(waiting)
+        for name in due:
+            publish(waiting[name])
+            self._repeats.noted(name)
+        return len(due)
+
+
+listing_wake_ups = ListingWakeUps()
+
+
+def list_bucket(database: Database, clock: DatabaseClock, source: SourceId) -> str:
+    """Have a process list a bucket, unless it is not due or somebody else lists it; return its result in one line."""
+    leases = SourceLeases(database, _START_MS)
+    free = {stored.source: stored for stored in leases.free(clock(), by_spark=True)}
+    lease = leases.claim(free[source], clock()) if source in free else None
+    if lease is None:
+        return "not due"
+    started = time.monotonic()
+    result = jobs.run([*JOB, *listing_arguments(lease.stored, lease.token)], f"listing {source}")
+    if result.code:
+        if result.code < 0:  # its last words say nothing of it
+            memory = "; was there too little memory?" if -result.code == signal.SIGKILL else ""
+            result = JobResult(result.code, f"its process was ended by signal {-result.code}{memory}")
+        _end(leases, lease, clock, result)
+        log.error("source %s was not listed: %s", source, result.message)
+    else:
+        log.info("source %s: %s in %.0f s", source, result.message, time.monotonic() - started)
+    return result.message
+
+
+def listing_arguments(stored: StoredSource, token: str) -> list[str]:
+    """Return the arguments of the process that lists a bucket by a lease."""
+    return ["watched-bucket", "--lease", token, "--", str(stored.source)]
+
+
+def _end(leases: SourceLeases, lease: SourceLease, clock: DatabaseClock, result: JobResult) -> None:
+    """End the lease of a process that has not done it: it may have been killed, or not have begun."""
+    with suppress(LeaseLost, *DatabaseUnavailable):
+        if result.message == STOPPED_EARLY or result.code == os.EX_TEMPFAIL:
+            leases.release(lease)
+        else:
+            now = clock()
+            leases.fail(lease, now, result.message, now + RETRY_MS)

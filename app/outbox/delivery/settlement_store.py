@@ -20,12 +20,11 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
 from app.outbox.delivery.availability import read_mark
+from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent
-from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
-from app.outbox.delivery.transitions import cursors
-from app.outbox.delivery.transitions.heads import restore_heads
+from app.outbox.delivery.transitions import end_replay, restore_heads
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
 from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
@@ -319,7 +318,7 @@ def _advance_replay(
     if connection.execute(known.values(moved)).rowcount != 1:
         raise LeaseLost(f"replay {replay.replay_id} in partition {replay.partition} of target {lease.target_id}")
     if position >= replay.until:
-        cursors.end_replay(connection, lease.target_id, replay.replay_id, replay.partition)
+        end_replay(connection, lease.target_id, replay.replay_id, replay.partition)
 
 
 _Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
