@@ -15,7 +15,7 @@ from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, HTTPSCon
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
 
-from app.events.unpacking import GZIP_OR_ZLIB, NotUnpacked, UnpacksTooLong, unpacked
+from app.events.limits import GZIP_OR_ZLIB, NotUnpacked, UnpacksTooLong, unpacked
 from app.http_answers import Answer
 
 MAX_ANSWER_BYTES = 16 << 20  # enough for the answers to the largest requests that are made

@@ -1,10 +1,9 @@
-"""Tell by an event's name what it changes, in a frame: as `app.events.effects` does."""
+"""Tell by an event's name what it changes, in a frame: as `app.events.names` does."""
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import MARKER, OPEN_FAMILIES, ContentChange, names
-from app.events.names import KNOWN
+from app.events.names import KNOWN, MARKER, OPEN_FAMILIES, ContentChange, names_with
 
 REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 _CHANGES = [change for change in ContentChange if change is not ContentChange.NOTHING]
@@ -14,7 +13,7 @@ def change_of(name: Column) -> Column:
     """Return the value of the change that events of this name make; null for none."""
     known = F.when(F.lit(False), "")
     for change in _CHANGES:
-        known = known.when(name.isin(names(change)), change.value)
+        known = known.when(name.isin(names_with(change)), change.value)
     prefixes = {family[:-1]: change for family, change in OPEN_FAMILIES.items()}
     # Most names are known: the families are looked at for the others only.
     changed = known.when(name.isin(*prefixes, *sorted(KNOWN)), None)

@@ -22,7 +22,7 @@ from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
+from app.events.parsing import Message, read_message
 from app.listings import s3_client
 from app.listings.errors import BadListing
 from app.listings.inventory import S3_SCHEME, manifest

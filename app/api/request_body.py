@@ -11,9 +11,8 @@ from app.api.errors import ApiProblem, ClientGone
 from app.api.memory import LARGE, SMALL, Cost, Share
 from app.api.services import begin_reading, services, work_share
 from app.events.errors import BadEvents
-from app.events.limits import Allowance
+from app.events.limits import Allowance, NotUnpacked, UnpacksTooLong, unpacked
 from app.events.parsing import HEADERS
-from app.events.unpacking import NotUnpacked, UnpacksTooLong, unpacked
 
 _SMALL = 1 << 20  # bytes of a request without events
 _CHUNK = 1 << 16

@@ -11,8 +11,7 @@ from flask import Flask, Response, g, request
 
 from app import telemetry
 from app.api.request_marks import refusal_of
-from app.events.model import Event
-from app.events.trace import trace_of
+from app.events.model import Event, trace_of
 from app.telemetry.tracing import Span, Tracing, append_span, in_span
 
 _INTAKE = "events.record"  # the endpoint that frontends post to

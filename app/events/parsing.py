@@ -1,8 +1,9 @@
-"""Turn the body of a request from any frontend into events, or report exactly what is wrong with it."""
+"""Turn the body of a request from any frontend, or a message of a queue, into events, or report exactly what is wrong."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -24,15 +25,29 @@ from app.events.frontends import (
 )
 from app.events.frontends.detect import REFUSED, Context, context_of
 from app.events.frontends.envelopes import is_sns_call, sns_call
+from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
 from app.events.frontends.unknown import is_unknown
 from app.events.frontends.unsupported import FILER_WITHOUT_PATH
-from app.events.limits import Allowance, Limits, is_larger, stored_size
-from app.events.model import Event
+from app.events.limits import Allowance, Limits, NotUnpacked, UnpacksTooLong, is_larger, stored_size, unpacked
+from app.events.minio_json import YEAR_10000
+from app.events.model import UNKNOWN_ORIGIN, Event, Origin, OriginTexts, by_source, trace_of
 from app.events.normalize import event_of
-from app.events.origin import UNKNOWN, Origin, Texts
-from app.events.trace import trace_of
 
-__all__ = ["HEADERS", "BadEvents", "EventGridValidation", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
+__all__ = [
+    "ENCODING_HEADER",
+    "HEADERS",
+    "KEY_HEADER",
+    "BadEvents",
+    "EventGridValidation",
+    "Limits",
+    "Message",
+    "Parsed",
+    "ReadMessage",
+    "Refused",
+    "SnsConfirmation",
+    "parse",
+    "read_message",
+]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
 
@@ -80,7 +95,7 @@ def parse(
     partial: bool = False,
     sender: Frontend | None = None,
     tenant: str = "",
-    origin: Origin = UNKNOWN,
+    origin: Origin = UNKNOWN_ORIGIN,
 ) -> Parsed:
     """Return the events of a body, in order and including duplicates.
 
@@ -93,7 +108,7 @@ def parse(
     whole.
     """
     parsed = Parsed()
-    allowance, reading = Allowance(limits), _Reading(now_ms, limits.nesting, tenant, Texts(origin))
+    allowance, reading = Allowance(limits), _Reading(now_ms, limits.nesting, tenant, OriginTexts(origin))
     for index, (line, item) in enumerate(_items(body, headers, context_of(allowance, sender, headers), parsed)):
         allowance.take_record()
         first = len(parsed.events)
@@ -145,7 +160,7 @@ class _Reading(NamedTuple):
     now_ms: int
     nesting: int
     tenant: str
-    origins: Texts
+    origins: OriginTexts
 
     def event(self, record: dict[str, Any], sender: Frontend) -> Event:
         return event_of(record, self.now_ms, self.nesting, sender.order, self.origins[sender.name], self.tenant)
@@ -290,3 +305,83 @@ def _lines(body: minio_json.Encoded, context: Context, long_numbers: bool) -> It
                 yield number, item
             del value
         number, start = number + 1, ends + 1
+
+
+KEY_HEADER = "kafka-key"  # under which `headers` have a message's key that may be a path
+
+
+ENCODING_HEADER = "content-encoding"
+_READ_ENCODINGS = frozenset(("", "identity", "gzip", "x-gzip", "utf-8", "utf8"))  # the last two are of careless senders
+_GZIP = b"\x1f\x8b"  # how such a body begins, as no JSON does
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was pulled.
+
+    `share` is the part of the queue that has an order of its own, and `position` the one up to which it is taken with
+    this message. Both are empty if the queue itself remembers what was taken; then `tag` identifies the message there.
+    `sent_at` is its own time (ms since 1970), 0 if it has none. `is_gap` means that there is no message up to
+    `position`, but what only the queue itself writes. With a `problem` it has messages that cannot be read.
+    """
+
+    body: bytes
+    share: str = ""
+    position: str = ""
+    tag: object = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sent_at: int = 0
+    is_gap: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    """The events of a message; or none, and the `problem` for which it is rejected."""
+
+    message: Message
+    events: tuple[Event, ...] = ()
+    problem: str = ""
+
+
+def read_message(
+    message: Message, limits: Limits, sender: Frontend | None, source: str = "", tenant: str = ""
+) -> ReadMessage:
+    """Return the events of a message, by the rules of a posted body. Raises nothing: a queue must never stop.
+
+    A body that is gzip is decompressed, whatever its headers are.
+
+    An event without a time has the message's, so that the same message always has the same events. An empty message has
+    none: in a compacted topic it only says that a key is gone. A time that no payload could have counts as none.
+    `source` is what has pulled the message, as TYPE:NAME; "" if that does not matter. `tenant` is as for `parse`.
+    """
+    if message.problem or not message.body:
+        return ReadMessage(message, problem=message.problem)
+    sent_at = message.sent_at if message.sent_at < YEAR_10000 else 0  # whatever the producer chose
+    try:
+        body = _unpacked_body(message.body, limits.written_bytes)
+        headers = {name: message.headers[name] for name in HEADERS if name in message.headers}
+        if is_filer_message(path := message.headers.get(KEY_HEADER, ""), body):
+            body = webhook_body(path, body)
+        origin = by_source(source, message.share, message.position) if source else UNKNOWN_ORIGIN
+        parsed = parse(body, headers, now_ms=sent_at, limits=limits, sender=sender, tenant=tenant, origin=origin)
+    except BadEvents as error:
+        encoding = message.headers.get(ENCODING_HEADER, "").lower()
+        is_unread = encoding not in _READ_ENCODINGS
+        hint = f" Its content encoding is {encoding[:40]!r}; send gzip, or no encoding." if is_unread else ""
+        return ReadMessage(message, problem=error.problem + hint)
+    except Exception as error:  # noqa: BLE001 - a defect of the parser must not stop all that comes after it
+        return ReadMessage(message, problem=f"it cannot be read, by a defect of Bucketwire: {type(error).__name__}")
+    return ReadMessage(message, tuple(parsed.events))
+
+
+def _unpacked_body(body: bytes, most: int) -> bytes:
+    """Return a body without its compression, if it has one. Raises `BadEvents`."""
+    if not body.startswith(_GZIP):
+        return body
+    try:
+        return b"".join(unpacked(body, most))
+    except UnpacksTooLong as error:
+        raise BadEvents(f"The body begins as gzip does, and {error}: send it in parts.", 413) from None
+    except NotUnpacked as error:
+        raise BadEvents(f"The body begins as gzip does, and {error}.") from None

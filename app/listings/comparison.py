@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
-from app.events.effects import NULL
 from app.events.model import Event
+from app.events.names import NULL
 from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.differences import (

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.events import minio_json
-from app.events.effects import NULL, is_concrete
-from app.events.model import Event
-from app.events.order import comparable, from_time
-from app.events.origin import by_listing
+from app.events.model import Event, by_listing
+from app.events.names import NULL, is_concrete
+from app.events.order import Entry as LogEntry
+from app.events.order import Fold, Layer, comparable, from_time
 from app.events.own_events import (
     CLOCK_SKEW,
     DELETE,
@@ -30,8 +30,6 @@ from app.events.own_events import (
     sequencer,
     time_of_removal,
 )
-from app.events.version_history import Entry as LogEntry
-from app.events.version_history import Fold, Layer
 
 WATCH_SOURCE = "bucketwire:watch"  # the `eventSource` of what was found
 FOUND_BY, LISTED_AT = "x-bucketwire-found-by", "x-bucketwire-listed-at"  # members that say how

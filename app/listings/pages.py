@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from botocore.utils import parse_timestamp
 
 from app.events.buckets import name_at_store
-from app.events.effects import NULL
+from app.events.names import NULL
 from app.events.normalize import is_recordable
 from app.listings.differences import Content, Listed
 from app.listings.errors import BadListing

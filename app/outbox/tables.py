@@ -124,7 +124,7 @@ events = sa.Table(
     sa.Column("targets", LongText, nullable=False),  # ids of the targets it goes to, as ",3,17,"; negative: discarded
     sa.Column("record", LongText, nullable=False),
     sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
-    sa.Column("origin", sa.String(600), nullable=False, server_default=""),  # of `app.events.origin`; "": unknown
+    sa.Column("origin", sa.String(600), nullable=False, server_default=""),  # of `app.events.model`; "": unknown
     sa.Index(None, "key_hash", "sequencer"),
 )
 

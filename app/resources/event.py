@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from app.config.arn import TargetId
 from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.unknown import GUESSED
-from app.events.origin import LISTING
+from app.events.model import FOUND_BY_LISTING
 from app.resources.dead_letter import FailedAttempt
 from app.resources.declaration import (
     FLAG,
@@ -114,7 +114,7 @@ class Origin(Resource):
 def describe_origin(origin: Mapping[str, str]) -> str:
     """Return the origin of an answer in a few words."""
     by = f"source {origin['source']}" if "source" in origin else origin["kind"]
-    if origin["frontend"] == LISTING:
+    if origin["frontend"] == FOUND_BY_LISTING:
         return f"{by}, found by listing" + (f" at {origin['position']}" if "position" in origin else "")
     with_token = f"token {origin['token']}" if "token" in origin else ""
     place = f"position {origin['position']}" if "position" in origin else ""

@@ -1,6 +1,6 @@
 """The interface of spans: what the service needs of them, in its own terms, and a span that records nothing.
 
-A trace context is the text that is stored with an event (`app.events.trace`); "" is none. Events get the context of the
+A trace context is the text that is stored with an event (`app.events.model`); "" is none. Events get the context of the
 span in which they are recorded: whatever happens to them later follows it.
 """
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from app.events.model import Event
-from app.events.origin import origin_of
+from app.events.model import Event, origin_of
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 Value = str | bool | int | float

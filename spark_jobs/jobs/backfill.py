@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
-from app.events.effects import ContentChange, selectors
+from app.events.names import ContentChange, selectors_with
 from app.events.own_events import MULTIPART, PUT
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.reading import log_state
@@ -154,7 +154,7 @@ def _run(
         checkpoint = ""
         problems.append(f"It began again with the first key, because {_REPLACED} since the last run.")
     listed_at = config.listed_at or now_ms()
-    creations = selectors(ContentChange.CREATED)
+    creations = selectors_with(ContentChange.CREATED)
     mark = log_queries.log_mark(
         database, config.target, config.bucket, lambda keys: write_keys(scratch, "undelivered", keys),
         event_names=creations,

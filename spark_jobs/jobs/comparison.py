@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import ContentChange
+from app.events.names import ContentChange
 from app.events.own_events import CLOCK_SKEW
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule

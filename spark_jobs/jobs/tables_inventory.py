@@ -1,6 +1,6 @@
 """Fold events of the journal into what is known of each version, and derive what a bucket holds; frames in and out.
 
-The rules are those of the mirror policy (`app.events.version_history`), as aggregates: everything that is known of a
+The rules are those of the mirror policy (`app.events.order`), as aggregates: everything that is known of a
 version is a greatest or a least place in the key's history. So events may come late, in any order or again, and two
 folds of parts are merged by the greater and the lesser value.
 
@@ -10,7 +10,7 @@ A place is a text whose order is that of (sequencer, rank, position): `18E9E833E
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import NULL, ContentChange
+from app.events.names import NULL, ContentChange
 from spark_jobs.event_names import change_of
 from spark_jobs.jobs.tables_journal import OBJECT
 
@@ -84,7 +84,7 @@ def fold(changes: DataFrame, versions: DataFrame) -> DataFrame:
     # Removals of all versions, and those without a version, concern the key.
     of_version = version != ""
     is_ordered = F.col("sequence_number").isNotNull()
-    rank = F.when(~is_ordered, "2").when(is_created | is_marked, "0").otherwise("1")  # as in `version_history`
+    rank = F.when(~is_ordered, "2").when(is_created | is_marked, "0").otherwise("1")  # as in `app.events.order`
     place = F.concat_ws(" ", "at", rank, F.lpad(F.hex("log_position"), 16, "0"))
     placed = _with_sequencers(changes, versions).select("*", version.alias("version"), place.alias("place"))
 

@@ -7,7 +7,7 @@ encryption, checksum, tags) has no column. Below them are those of our own.
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import ContentChange
+from app.events.names import ContentChange
 from spark_jobs.event_names import REMOVALS, has_change
 from spark_jobs.frames import etag, integer
 

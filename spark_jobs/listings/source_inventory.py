@@ -11,8 +11,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.fields.inventory import catalog_of
-from app.events.effects import NULL
 from app.events.minio_json import timestamp
+from app.events.names import NULL
 from app.events.normalize import MAX_KEY_BYTES, MAX_VERSION
 from app.listings import inventory
 from app.listings.errors import BadListing

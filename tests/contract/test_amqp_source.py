@@ -16,8 +16,8 @@ from pika.exceptions import NackError, UnroutableError
 
 from app.config.fields.fields import parse
 from app.config.sources.amqp import AmqpSourceSettings
-from app.events.messages import Message
 from app.events.model import Event
+from app.events.parsing import Message
 from app.outbox.engine.database import Database
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes.amqp import Queue

@@ -13,7 +13,7 @@ from app.config.sources.bucket import BucketSourceSettings
 from app.config.target_settings import load
 from app.config.tls import validities_of_file
 from app.events.limits import Limits
-from app.events.origin import origin_of
+from app.events.model import origin_of
 from app.outbox import tables
 from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.engine.clock import DatabaseClock

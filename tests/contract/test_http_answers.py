@@ -18,7 +18,7 @@ import pytest
 
 from app.config import target_settings
 from app.config.sources.sqs import SqsSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from tests import services
 from tests.services.proxy import INTERIM as INTERIM_ANSWERS
 from tests.support import sample_events

@@ -15,7 +15,7 @@ import pytest
 from app.config.fields.fields import parse
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.events.limits import Limits
-from app.events.messages import Message
+from app.events.parsing import Message
 from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.nats import SUBJECT

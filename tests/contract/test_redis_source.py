@@ -14,7 +14,7 @@ from app.config.fields.fields import parse
 from app.config.sources.redis import RedisSourceSettings
 from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
+from app.events.parsing import Message, read_message
 from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes import redis

@@ -12,7 +12,7 @@ import pytest
 
 from app.config.fields.fields import parse
 from app.config.sources.sqs import SqsSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from app.outbox.engine.database import Database
 from tests import services
 from tests.contract.probes.sqs import Fifo

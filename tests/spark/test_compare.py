@@ -12,8 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.effects import ContentChange, content_change
-from app.events.names import KNOWN
+from app.events.names import KNOWN, ContentChange, content_change
 from spark_jobs.event_names import has_change
 from spark_jobs.folders import Folder
 from spark_jobs.frames import DIFFERENCES, KEY_HASH, LISTING, NAMESPACE, ROWS

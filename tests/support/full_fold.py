@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.events.effects import NULL, ContentChange, content_change, is_concrete
-from app.events.order import comparable
-from app.events.version_history import Absent, Entry, Holding, Present, Unknown
+from app.events.names import NULL, ContentChange, content_change, is_concrete
+from app.events.order import Absent, Entry, Holding, Present, Unknown, comparable
 
 _Place = tuple[str, int, int]
 

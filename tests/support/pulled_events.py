@@ -12,8 +12,8 @@ from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
 from app.events.model import Event
+from app.events.parsing import Message, read_message
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms

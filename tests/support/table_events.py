@@ -10,9 +10,9 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from app.events.effects import NULL, is_concrete
 from app.events.model import Event
-from app.events.version_history import Entry, Fold
+from app.events.names import NULL, is_concrete
+from app.events.order import Entry, Fold
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs.tables import Tables
 from tests.support.builders import DELETE, PUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.events.version_history import (
+from app.events.order import (
     Entry,
     Fold,
     Holding,

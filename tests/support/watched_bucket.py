@@ -12,9 +12,8 @@ import sqlalchemy as sa
 from app.config.sources.source_id import SourceId
 from app.events.model import Event
 from app.events.normalize import event_of
-from app.events.order import from_time
+from app.events.order import Entry, Fold, from_time
 from app.events.own_events import PUT, object_members, own_record
-from app.events.version_history import Entry, Fold
 from app.listings.comparison import Replacement
 from app.listings.differences import Counts, Run
 from app.outbox import tables

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time
+from app.events.order import MAX_SEQUENCER_CHARACTERS, Absent, Entry, Present, comparable, from_time
 from app.events.own_events import CLOCK_SKEW, sequencer
 from app.events.parsing import parse
-from app.events.version_history import Absent, Entry, Present
 from spark_jobs.jobs.repair_events import repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits
 from tests.support.version_history import current

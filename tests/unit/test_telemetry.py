@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from app import telemetry
-from app.events.messages import Message, ReadMessage
+from app.events.parsing import Message, ReadMessage
 from app.telemetry.otlp import reports
 from app.telemetry.otlp.metrics import metrics_data
 from app.telemetry.otlp.records import (

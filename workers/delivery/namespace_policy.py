@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from app.events.effects import ContentChange, content_change
 from app.events.frontends.registry import hides_older
 from app.events.model import Effect, Event
-from app.events.version_history import Absent, Holding, Present
+from app.events.names import ContentChange, content_change
+from app.events.order import Absent, Holding, Present
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from workers.targets.payloads import compatible_effect
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
-from app.events.messages import Message
+from app.events.parsing import Message
 
 
 class SourceUnavailable(Exception):

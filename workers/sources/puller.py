@@ -18,7 +18,7 @@ from app import telemetry
 from app.config.sources.base import QueueSettings, SourceSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
-from app.events.messages import Message, ReadMessage, read_message
+from app.events.parsing import Message, ReadMessage, read_message
 from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease

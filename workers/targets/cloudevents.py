@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import orjson
 
-from app.events.model import Event
+from app.events.model import Event, trace_fields
 from app.events.order import comparable
-from app.events.trace import fields
 from workers.targets.payloads import log, text, timestamp
 
 STRUCTURED = "application/cloudevents+json; charset=utf-8"
@@ -79,7 +78,7 @@ def attributes(event: Event) -> dict[str, str]:
     if comparable(event.sequencer):
         members["sequencer"] = event.sequencer
     if event.trace:
-        members.update(fields(event.trace))
+        members.update(trace_fields(event.trace))
     return members
 
 

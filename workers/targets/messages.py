@@ -5,8 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from app.config.targets.base import MessageSettings, NamespaceSettings
-from app.events.model import Event
-from app.events.trace import fields
+from app.events.model import Event, trace_fields
 from workers.targets import cloudevents
 from workers.targets.cloudevents import Binding
 from workers.targets.payloads import log, s3_notification
@@ -29,7 +28,7 @@ class MessageFormat(NamedTuple):
 
     def all_headers(self, event: Event) -> dict[str, str]:
         """Return the headers of the event's trace context and of the CloudEvent."""
-        headers = dict(fields(event.trace))
+        headers = dict(trace_fields(event.trace))
         return headers | dict(self.headers(event)) if self.headers else headers
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from app.events.trace import fields
+from app.events.model import trace_fields
 from app.logs import printable
 from app.outbox.delivery.settlement_store import ParkedRow
 from workers.delivery import retry
@@ -77,7 +77,7 @@ class BatchLog(Observer):
         self._written = self._clock()
         text, counts, batches = format_partitions(self._partitions), self._counts, self._batches
         members = {"target": self._target, "partitions": text, **dict.fromkeys(_COUNTS, 0), **counts}
-        members |= {"batches": batches, "duration": round(self._seconds, 6), **dict(fields(self._trace)[:1])}
+        members |= {"batches": batches, "duration": round(self._seconds, 6), **dict(trace_fields(self._trace)[:1])}
         shared = f" ({batches} batches)" if batches > 1 else ""
         results = counts_text(counts)
         log.info("%s partitions=%s %s in %.3f s%s", self._target, text, results, self._seconds, shared, extra=members)
@@ -90,7 +90,7 @@ def _log_failed_attempt(target: str, delivery: Delivery, row: ParkedRow, batch: 
     is_dead = delivery.state is State.DEAD
     next_try_in = None if is_dead else max(0, row.not_before - batch.settled_at) / 1000
     outcome = "rejected" if isinstance(delivery.outcome, Rejected) else "failed"
-    traced = dict(fields(event.trace)[:1])  # only the first of the two fields, by which a trace is found
+    traced = dict(trace_fields(event.trace)[:1])  # only the first of the two fields, by which a trace is found
     log.log(
         logging.WARNING if is_dead else logging.INFO,
         "%s event=%s%s %s, attempt %d in %.3f s, %s: %s",

@@ -20,8 +20,7 @@ from app.config.errors import did_you_mean
 from app.config.settings import ApiToken
 from app.events.frontends import S3_FRONTENDS, Frontend, b2
 from app.events.limits import is_larger
-from app.events.model import Event
-from app.events.origin import by_request
+from app.events.model import Event, by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
 from app.logs import Repetitions
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms

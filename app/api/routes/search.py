@@ -8,8 +8,8 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import reserve, reserve_rows, services
 from app.api.token_scopes import PUBLIC, READ, authorize, is_limited, may_see, needs, require_bucket, require_target
-from app.events import origin as origins
-from app.events.trace import fields
+from app.events.model import Origin as EventOrigin
+from app.events.model import origin_of, trace_fields
 from app.outbox.admin import attempts, event_states
 from app.outbox.admin.event_states import RecordedEvent, find_event, object_history
 from app.outbox.admin.replays import Selection, checked
@@ -92,13 +92,13 @@ def _event(event: RecordedEvent, *, has_attempts: bool = False) -> Event:
         delivery_states=[
             _state(state, has_attempts=has_attempts) for state in event.delivery_states if may_see(state.target)
         ],
-        **dict(fields(event.trace)),
-        origin=_origin(origins.origin_of(event.origin)),
+        **dict(trace_fields(event.trace)),
+        origin=_origin(origin_of(event.origin)),
         record=msgspec.Raw(event.record) if event.record else UNSET,
     )
 
 
-def _origin(origin: origins.Origin) -> Origin | UnsetType:
+def _origin(origin: EventOrigin) -> Origin | UnsetType:
     """Return what the request's token may know of an origin: one that is limited learns no names of others."""
     if not origin.kind:
         return UNSET

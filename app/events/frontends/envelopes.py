@@ -12,7 +12,7 @@ from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends.json_path import find, text
 from app.events.limits import Allowance
-from app.events.trace import trace_of
+from app.events.model import trace_of
 
 _MAX_FORM_FIELDS = 500  # ten messages, each with ten attributes of three fields
 _FORM_PIECE = 1 << 16  # bytes

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from app.events import minio_json
-from app.events.effects import ContentChange, content_change
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends import aws
 from app.events.frontends.frontend import Frontend
 from app.events.frontends.json_path import number, optional_text, text, without_empty
+from app.events.names import ContentChange, content_change
 
 # detail-type → reason or deletion-type, in lower case without spaces → event name (§13)
 _CREATED = {

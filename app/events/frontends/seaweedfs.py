@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from app.events import minio_json
-from app.events.effects import NULL
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends.frontend import Frontend, Record, made_record
 from app.events.frontends.json_path import find, number, optional_text, text, without_empty
+from app.events.names import NULL
 
 SOURCE = "seaweedfs:s3"
 _BUCKETS = "/buckets/"

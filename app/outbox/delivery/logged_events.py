@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from app.events.effects import ContentChange, content_change
 from app.events.frontends.registry import hides_older
 from app.events.model import Event
-from app.events.version_history import Entry
+from app.events.names import ContentChange, content_change
+from app.events.order import Entry
 from app.outbox import tables
 from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import ReplayPartition

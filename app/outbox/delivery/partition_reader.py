@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from app.events.version_history import Holding
+from app.events.order import Holding
 from app.outbox import tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.due_work import ObjectHash, PartitionOf, Refusals, first_due, oldest_parked, read_refusals

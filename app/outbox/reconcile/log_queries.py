@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events.effects import ContentChange, content_change, is_concrete, selectors
 from app.events.model import Event
+from app.events.names import ContentChange, content_change, is_concrete, selectors_with
 from app.listings.errors import BadListing
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
@@ -24,7 +24,7 @@ from app.outbox.reconcile.runs import LogPosition
 from app.outbox.targets import find_target
 from app.outbox.versions.object_versions import ObjectKey, key_state
 
-_CONTENT = selectors(
+_CONTENT = selectors_with(
     ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED
 )
 _MARGIN = 3_600_000  # ms; a tenth of the retention if that is less

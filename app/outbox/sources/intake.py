@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from app.events.messages import ReadMessage
+from app.events.parsing import ReadMessage
 from app.outbox import tables
 from app.outbox.delivery.leases import at_least
 from app.outbox.engine.clock import DatabaseClock

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from app.config.errors import REDACTED
 from app.events.frontends import Frontend
 from app.events.limits import Limits
-from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
-from app.events.parsing import HEADERS
+from app.events.parsing import HEADERS, KEY_HEADER, Message, ReadMessage, read_message
 from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.database import Database

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from app.events.effects import ContentChange, selectors
 from app.events.frontends.json_path import find
 from app.events.model import Event
-from app.events.version_history import Entry as LogEntry
+from app.events.names import ContentChange, selectors_with
+from app.events.order import Entry as LogEntry
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, put_off
 from app.listings.differences import Counts, LoggedEvent, Run, compared_with, outdates
@@ -38,7 +38,7 @@ from app.outbox.sources.stored import paused_itself
 from app.quantities import count_noun
 
 _S, _W, _C, _E = tables.sources.c, tables.watched_buckets.c, tables.watched_chunks.c, tables.events.c
-_CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
+_CONTENT = selectors_with(*set(ContentChange) - {ContentChange.NOTHING})
 _FOR_ONE_TARGET = '%"x-bucketwire-target":%'  # in the record of a repair or a backfill, which other targets do not get
 _DAY = 86_400_000  # ms
 _OF_ALL_TARGETS = (is_named(_E.name, _CONTENT), _E.record.not_like(_FOR_ONE_TARGET))

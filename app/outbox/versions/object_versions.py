@@ -14,10 +14,10 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from app.events.effects import ContentChange, selectors
 from app.events.frontends.registry import HIDING
 from app.events.model import Event
-from app.events.version_history import Entry, Fold, Holding, KeyState, Layer, Place, VersionState, version_of
+from app.events.names import ContentChange, selectors_with
+from app.events.order import Entry, Fold, Holding, KeyState, Layer, Place, VersionState, version_of
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.engine.database import Database
@@ -127,7 +127,7 @@ def _written(new: Any) -> list[tuple[str, Any]]:
 UPSERT = {dialect: _upsert(dialect) for dialect in ("sqlite", "postgresql", "mysql")}
 
 
-_CONTENT = selectors(*set(ContentChange) - {ContentChange.NOTHING})
+_CONTENT = selectors_with(*set(ContentChange) - {ContentChange.NOTHING})
 _HIDES_OLDER = sa.case(  # `hides_older`
     *(
         (sa.and_(tables.events.c.name.in_(names), tables.events.c.record.contains(source)), 1)

@@ -27,7 +27,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from app.events.trace import trace_of
+from app.events.model import trace_of
 from app.telemetry.otlp.reports import is_exporting
 from app.telemetry.tracing import Kind, Span, Value
 

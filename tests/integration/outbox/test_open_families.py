@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.events.effects import ContentChange, selectors
+from app.events.names import ContentChange, selectors_with
 from app.events.parsing import parse
 from app.outbox.admin.replays import Replays, Selection, checked
 from app.outbox.engine.database import Database
@@ -48,7 +48,7 @@ def test_unknown_members_are_found_with_their_family_and_named(database: Databas
     target = add_target(database)
     begun = [event("made", name=NEW), event("gone", name=GONE), event("tag", name="s3:ObjectCreated:PutTagging")]
     begun += [event("put"), event("upper", name="S3:OBJECTREMOVED:DELETED"), event("delete", name=DELETE)]
-    creations = selectors(ContentChange.CREATED)
+    creations = selectors_with(ContentChange.CREATED)
     Log(database).append([begun])
     in_flight = set[str]()
     log_mark(database, target, "images", in_flight.update, event_names=creations)

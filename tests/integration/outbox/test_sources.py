@@ -16,8 +16,8 @@ from app.config.secrets import Sealer
 from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings
 from app.events.limits import Limits
-from app.events.messages import Message, ReadMessage, read_message
 from app.events.model import Event
+from app.events.parsing import Message, ReadMessage, read_message
 from app.manifest import plan
 from app.manifest.changes import set_keys
 from app.manifest.document import Manifest

@@ -11,9 +11,8 @@ from app.config.errors import BadValue
 from app.config.sources.base import Tenant
 from app.events.buckets import is_bucket_name, name_at_store
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
 from app.events.own_events import SERVICE_BUCKET
-from app.events.parsing import BadEvents, parse
+from app.events.parsing import BadEvents, Message, parse, read_message
 
 GIVEN = ("acme", "b", "A-1._")
 

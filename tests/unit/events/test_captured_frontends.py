@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from app.events.effects import ContentChange, content_change
 from app.events.frontends.registry import FRONTENDS, order_of, recognize
+from app.events.names import ContentChange, content_change
 from app.events.order import comparable
 from app.events.parsing import BadEvents, Parsed, parse
 

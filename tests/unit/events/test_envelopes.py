@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
-from app.events.parsing import BadEvents, parse
+from app.events.parsing import BadEvents, Message, parse, read_message
 from tests.support.frontend_records import aws, eventbridge, sns
 
 NOW = 1_800_000_000_123

@@ -10,7 +10,7 @@ import pytest
 
 from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
 from app.events.limits import Limits
-from app.events.messages import KEY_HEADER, Message, ReadMessage, read_message
+from app.events.parsing import KEY_HEADER, Message, ReadMessage, read_message
 from tests.support.properties import times
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "seaweedfs_kafka.jsonl"

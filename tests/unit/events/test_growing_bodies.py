@@ -16,8 +16,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.envelopes import sns_call
 from app.events.frontends.frontend import Frontend
 from app.events.limits import MAX_EVENT_BYTES, Limits
-from app.events.messages import KEY_HEADER, Message, read_message
-from app.events.parsing import Parsed, parse
+from app.events.parsing import KEY_HEADER, Message, Parsed, parse, read_message
 from tests.support.captured import record
 from tests.support.frontend_records import sns
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
 from app.events.minio_json import YEAR_10000, timestamp
+from app.events.parsing import Message, read_message
 
 WITHOUT_TIME = b'{"Records":[{"eventName":"s3:ObjectCreated:Put","s3":{"bucket":{"name":"b"},"object":{"key":"k"}}}]}'
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from app.events import names
-from app.events.effects import ContentChange, content_change, selectors
+from app.events.names import ContentChange, content_change, selectors_with
 
 # Reference §1.1, as it stands there.
 OF_MINIO = [
@@ -184,10 +184,10 @@ def test_an_unknown_name_belongs_to_the_family_whose_prefix_it_has(
     assert names.family_of(name) == family
     assert content_change(name) is change
     if change is not ContentChange.NOTHING:
-        assert family in selectors(change)
+        assert family in selectors_with(change)
 
 
 @pytest.mark.parametrize("known", sorted(names.KNOWN - {name for name in names.KNOWN if name.endswith(":*")}))
 def test_the_effect_of_a_known_name_is_its_own(known: str) -> None:
-    changes = [change for change in ContentChange if known in selectors(change)]
+    changes = [change for change in ContentChange if known in selectors_with(change)]
     assert changes == ([] if content_change(known) is ContentChange.NOTHING else [content_change(known)])

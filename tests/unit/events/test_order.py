@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import names
-from app.events.effects import ContentChange, content_change
+from app.events.names import ContentChange, content_change
 from app.events.order import MAX_SEQUENCER_CHARACTERS, comparable, from_time, states_content
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)

@@ -6,9 +6,8 @@ import pytest
 
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
-from app.events.origin import UNKNOWN, Origin, by_listing, by_request, by_source, origin_of
-from app.events.parsing import parse
+from app.events.model import UNKNOWN_ORIGIN, Origin, by_listing, by_request, by_source, origin_of
+from app.events.parsing import Message, parse, read_message
 from app.resources.event import describe_origin
 from tests.support import sample_events
 
@@ -39,7 +38,7 @@ def test_a_text_fits_its_column_whatever_a_queue_calls_its_shares() -> None:
 
 @pytest.mark.parametrize("text", ["", "request", "request x", "other x minio", "source x y z", "\0", " " * 9])
 def test_a_text_of_another_version_is_no_origin(text: str) -> None:
-    assert origin_of(text) == UNKNOWN
+    assert origin_of(text) == UNKNOWN_ORIGIN
 
 
 def test_each_event_of_a_body_has_the_sender_that_it_was_recognised_as() -> None:

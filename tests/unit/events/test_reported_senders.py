@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.events.effects import ContentChange, content_change
 from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.registry import order_of
 from app.events.limits import Limits
-from app.events.messages import KEY_HEADER, Message, read_message
 from app.events.minio_json import encode_key
-from app.events.model import Event
+from app.events.model import Event, by_request, origin_of
+from app.events.names import ContentChange, content_change
 from app.events.order import comparable
-from app.events.origin import by_request, origin_of
-from app.events.parsing import BadEvents, Parsed, parse
+from app.events.parsing import KEY_HEADER, BadEvents, Message, Parsed, parse, read_message
 from app.rules.conditions import EventFacts
 from tests.support.reported_senders import PUT, RIGHT, facts, reports
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.trace import MAX_STATE_CHARACTERS, fields, trace_of
+from app.events.model import MAX_STATE_CHARACTERS, trace_fields, trace_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -45,7 +45,7 @@ def test_a_valid_parent_goes_on_as_it_came_and_blanks_around_it_do_not() -> None
 )
 def test_a_parent_that_is_not_valid_is_ignored_and_its_state_with_it(bad: object) -> None:
     assert trace_of(bad, "vendor=1") == ""
-    assert fields(trace_of(bad, "vendor=1")) == []
+    assert trace_fields(trace_of(bad, "vendor=1")) == []
 
 
 def test_a_parent_of_a_later_version_goes_on_as_far_as_ours_knows_it() -> None:
@@ -55,7 +55,7 @@ def test_a_parent_of_a_later_version_goes_on_as_far_as_ours_knows_it() -> None:
 
 def test_a_state_goes_with_its_parent() -> None:
     kept = trace_of(PARENT, "rojo=00f067aa0ba902b7, congo=t61r cWkg ,,1a-_*/@b=!~")
-    assert fields(kept) == [
+    assert trace_fields(kept) == [
         ("traceparent", PARENT),
         ("tracestate", "rojo=00f067aa0ba902b7,congo=t61r cWkg,1a-_*/@b=!~"),
     ]
@@ -67,7 +67,7 @@ def test_a_state_goes_with_its_parent() -> None:
      ",".join(f"k{number}=1" for number in range(33)), f"{'k' * 257}=1", f"k={'1' * 257}", None, {"a": "b"}],
 )  # fmt: skip
 def test_a_state_that_is_not_valid_is_left_out_and_its_parent_goes_on(bad: object) -> None:
-    assert fields(trace_of(PARENT, bad)) == [("traceparent", PARENT)]
+    assert trace_fields(trace_of(PARENT, bad)) == [("traceparent", PARENT)]
 
 
 def test_a_state_that_is_too_long_loses_long_members_first_and_then_the_last() -> None:
@@ -84,5 +84,5 @@ def test_whatever_comes_as_a_state_what_is_kept_is_short_one_line_and_understood
     assert len(kept) <= len(PARENT) + 1 + MAX_STATE_CHARACTERS
     assert kept.isascii()
     assert kept.isprintable()
-    found = dict(fields(kept))
+    found = dict(trace_fields(kept))
     assert trace_of(found["traceparent"], found.get("tracestate")) == kept

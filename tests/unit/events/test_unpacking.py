@@ -11,9 +11,8 @@ import pytest
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ProtocolError
 
-from app.events.limits import Limits
-from app.events.messages import Message, read_message
-from app.events.unpacking import GZIP_OR_ZLIB, MAX_MEMBERS, NotUnpacked, UnpacksTooLong, unpacked
+from app.events.limits import GZIP_OR_ZLIB, MAX_MEMBERS, Limits, NotUnpacked, UnpacksTooLong, unpacked
+from app.events.parsing import Message, read_message
 from app.http_pools import whole
 
 TEXT = b"a text that has some words " * 20_000

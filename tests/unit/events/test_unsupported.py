@@ -12,8 +12,7 @@ import pytest
 
 from app.events.errors import BadEvents
 from app.events.limits import Limits
-from app.events.messages import Message, read_message
-from app.events.parsing import parse
+from app.events.parsing import Message, parse, read_message
 
 BODIES: dict[str, Any] = {
     "Huawei Cloud OBS": {

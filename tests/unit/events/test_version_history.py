@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.order import comparable, following, from_time, states_content
-from app.events.version_history import (
+from app.events.order import (
     Absent,
     Entry,
     Fold,
@@ -19,6 +18,10 @@ from app.events.version_history import (
     Present,
     Unknown,
     VersionState,
+    comparable,
+    following,
+    from_time,
+    states_content,
     version_of,
 )
 from tests.support import full_fold

@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from app.events.order import Entry as LogEntry
 from app.events.order import comparable, from_time
 from app.events.own_events import DELETE, MARKED, MULTIPART, PUT
-from app.events.version_history import Entry as LogEntry
 from app.listings.differences import Content, Decided, Entry, Listed, LoggedEvent, Pending, Run, decide, differs
 
 BEGAN = 1_790_000_000_000

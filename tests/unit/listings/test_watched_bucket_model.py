@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import minio_json
-from app.events.effects import ContentChange, content_change
-from app.events.order import comparable, from_time
-from app.events.version_history import Entry as LogEntry
-from app.events.version_history import Fold
+from app.events.names import ContentChange, content_change
+from app.events.order import Entry as LogEntry
+from app.events.order import Fold, comparable, from_time
 from app.listings.differences import (
     LISTED_AT,
     Content,

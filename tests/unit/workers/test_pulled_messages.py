@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from app.events.limits import Limits
-from app.events.messages import Message
+from app.events.parsing import Message
 from tests.support.builders import event
 from workers.sources import policy
 from workers.sources.puller import _Reading

@@ -26,7 +26,7 @@ from amqp.exceptions import AccessRefused, AMQPError, ConsumerCancelled, NotFoun
 
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.amqp.connection import describe_error, limited, make_connection
 from workers.systems.amqp.source_messages import OFFSET, STREAM, dispatch, offset_in, position_of, read_arrived

@@ -8,8 +8,8 @@ from typing import Any
 from amqp import serialization, spec
 from amqp.exceptions import AMQPError
 
-from app.events.messages import ENCODING_HEADER, Message
 from app.events.minio_json import YEAR_10000
+from app.events.parsing import ENCODING_HEADER, Message
 from workers.sources.base import AnyText, parses_position
 
 STREAM = "stream"  # the share of a stream, which has one order

@@ -15,7 +15,7 @@ from kafka.record import default_records, legacy_records
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecord, LegacyRecordBatch
 
-from app.events.unpacking import NotUnpacked, unpacked
+from app.events.limits import NotUnpacked, unpacked
 from workers.sources.base import AnyText
 from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 

@@ -39,7 +39,7 @@ from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
-from app.events.messages import KEY_HEADER, Message
+from app.events.parsing import KEY_HEADER, Message
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable, parses_position
 from workers.systems.kafka.answers import describe_error
 from workers.systems.kafka.client import Client

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.nats.connection import Connection
 from workers.systems.nats.stream_reader import Position, StreamReader, StreamState, read_position

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from app.config.sources.jetstream import JetstreamSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import SourceChanged, parses_position
 from workers.systems.nats.connection import CLIENT_NAME, Connection
 from workers.targets.base import TargetUnavailable

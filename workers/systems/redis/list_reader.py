@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import redis
 
 from app.config.sources.redis import RedisSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceChanged
 from workers.systems.redis.reader import Portion, ask
 

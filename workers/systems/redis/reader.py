@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import redis
 
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened
 
 _PULLED_BYTES = 1 << 22  # that are asked for at once: Redis does nothing else while it reads them

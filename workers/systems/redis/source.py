@@ -8,7 +8,7 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from app.config.sources.redis import RedisSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.redis.answers import describe_error
 from workers.systems.redis.connection import RedisServers, describe_servers

@@ -19,8 +19,8 @@ import redis
 from redis.exceptions import ResponseError
 
 from app.config.sources.redis import RedisSourceSettings
-from app.events.messages import Message
 from app.events.minio_json import YEAR_10000
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceChanged, parses_position
 from workers.systems.redis.reader import Portion, ask
 

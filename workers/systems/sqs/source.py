@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import orjson
 
 from app.config.sources.sqs import SqsSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.sqs.client import MAX_ENTRIES, Refused, SqsClient, TooMuch
 from workers.targets.base import TargetUnavailable

@@ -10,8 +10,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from urllib3.util import SKIP_HEADER, parse_url
 
 from app.config.targets.webhook import WebhookSettings
-from app.events.model import Event
-from app.events.trace import fields
+from app.events.model import Event, trace_fields
 from workers.targets import call_trace, cloudevents
 from workers.targets.base import TargetUnavailable
 from workers.targets.http_pool import basic_auth
@@ -49,7 +48,7 @@ class RequestFormat:
         for name, template in self._templates:
             headers[name] = template.of(events[0])
         if trace := _trace(events):
-            headers |= fields(trace)
+            headers |= trace_fields(trace)
         if self._format.headers and not self._is_batch:
             headers |= self._format.headers(events[0])
         if self._signers:
