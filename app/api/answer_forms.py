@@ -16,7 +16,7 @@ from flask import Request, Response, g, request
 from app.api.auth import is_signed_for
 from app.api.description import OtherAnswer, json_response
 from app.api.errors import ApiProblem
-from app.events.frontends import b2, tigris
+from app.events.frontends.clouds import B2, B2_SIGNATURE_HEADER, TIGRIS
 from app.events.frontends.envelopes import begins_as_form, is_sns_call
 from app.events.minio_json import Encoded
 from app.events.parsing import Parsed
@@ -34,7 +34,7 @@ _BEGINNING = 64  # bytes, more than the longest name of a field that comes first
 _OF_THE_PATH = frozenset(("not-found", "wrong-method"))
 _ELSEWHERE = "messages are published to /v1/events: let the client's endpoint URL end with it"
 _FIREHOSE_REQUEST = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"
-_ONLY_200 = frozenset((b2.B2.name, tigris.TIGRIS.name))  # to these a 202 is a failure, which they repeat
+_ONLY_200 = frozenset((B2.name, TIGRIS.name))  # to these a 202 is a failure, which they repeat
 
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 
@@ -184,7 +184,7 @@ def _delivery() -> dict[str, str | int]:
 
 def _accept_events(receipt: Receipt, parsed: Parsed) -> Receipt | Response:
     if not parsed.senders:  # as a test of B2
-        return json_response(receipt) if b2.SIGNATURE_HEADER in request.headers else receipt
+        return json_response(receipt) if B2_SIGNATURE_HEADER in request.headers else receipt
     return receipt if _ONLY_200.isdisjoint(parsed.senders) else json_response(receipt)
 
 

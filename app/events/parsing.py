@@ -1,4 +1,4 @@
-"""Turn the body of a request from any frontend, or a message of a queue, into events, or report exactly what is wrong."""
+"""Turn the body of a request from any frontend, or a queue's message, into events, or report what is wrong with it."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,17 +17,16 @@ from app.events.frontends import (
     Normalized,
     SnsConfirmation,
     Traced,
-    filer_protobuf,
     format_location,
     gcs,
     items,
-    noobaa,
+    s3_records,
+    seaweedfs,
 )
-from app.events.frontends.detect import REFUSED, Context, context_of
-from app.events.frontends.envelopes import is_sns_call, sns_call
-from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
-from app.events.frontends.unknown import is_unknown
-from app.events.frontends.unsupported import FILER_WITHOUT_PATH
+from app.events.frontends.envelopes import REFUSED, Context, context_of, is_sns_call, sns_call
+from app.events.frontends.registry import FILER_WITHOUT_PATH
+from app.events.frontends.s3_records import is_unknown
+from app.events.frontends.seaweedfs import is_filer_message, webhook_body
 from app.events.limits import Allowance, Limits, NotUnpacked, UnpacksTooLong, is_larger, stored_size, unpacked
 from app.events.minio_json import YEAR_10000
 from app.events.model import UNKNOWN_ORIGIN, Event, Origin, OriginTexts, by_source, trace_of
@@ -215,7 +214,7 @@ def _items(
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
     context.allowance.check_text(body)
-    if noobaa.is_old_test(body):
+    if s3_records.is_old_noobaa_test(body):
         parsed.ignored += 1
         return
     if is_sns_call(body):
@@ -230,7 +229,7 @@ def _items(
     try:
         value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
-        if filer_protobuf.is_filer_change(bytes(body)):
+        if seaweedfs.is_filer_change(bytes(body)):
             raise BadEvents(f"The body {FILER_WITHOUT_PATH}.", offset=problem.offset) from None
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
     for item in items(value, context):
@@ -308,8 +307,6 @@ def _lines(body: minio_json.Encoded, context: Context, long_numbers: bool) -> It
 
 
 KEY_HEADER = "kafka-key"  # under which `headers` have a message's key that may be a path
-
-
 ENCODING_HEADER = "content-encoding"
 _READ_ENCODINGS = frozenset(("", "identity", "gzip", "x-gzip", "utf-8", "utf8"))  # the last two are of careless senders
 _GZIP = b"\x1f\x8b"  # how such a body begins, as no JSON does

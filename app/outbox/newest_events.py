@@ -8,9 +8,9 @@ import orjson
 import sqlalchemy as sa
 
 from app.events.buckets import arn_account
-from app.events.frontends.json_path import find
+from app.events.frontends.frontend import find
 from app.events.frontends.registry import is_own
-from app.events.frontends.unknown import GUESSED
+from app.events.frontends.s3_records import GUESSED
 from app.events.names import KNOWN
 from app.events.own_events import TEST_EVENT
 from app.outbox import log_head, tables

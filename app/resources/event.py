@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from app.config.arn import TargetId
 from app.events.frontends import S3_FRONTENDS
-from app.events.frontends.unknown import GUESSED
+from app.events.frontends.s3_records import GUESSED
 from app.events.model import FOUND_BY_LISTING
 from app.resources.dead_letter import FailedAttempt
 from app.resources.declaration import (

@@ -20,7 +20,7 @@ import re2
 from app.config.errors import BadValue
 from app.rules.filters import MAX_MATCHED_BYTES, compile_regex, regex_options, regex_size
 
-log = logging.getLogger("bucketwire.rules")
+_log = logging.getLogger("bucketwire.rules")
 
 _TOGETHER = 250  # expressions of one automaton
 _INSTRUCTIONS = 2_000  # of one automaton, unless it has one expression: bounds the time between two looks at the clock
@@ -178,4 +178,4 @@ class _Together:
 
 def _log_invalid(text: str, reason: object) -> None:
     # It was valid when it was stored. One rule must not keep every event from being recorded.
-    log.error("a rule matches nothing: its regex %r %s", text[:80], reason)
+    _log.error("a rule matches nothing: its regex %r %s", text[:80], reason)

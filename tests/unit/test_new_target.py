@@ -23,7 +23,7 @@ OTHERWISE = {"amqp", "mysql", "postgresql", "redis", "webhook"}  # also a databa
 NAMED = {
     "app/config/formats/config_json.py": {"elasticsearch"},
     "app/config/sources/jetstream.py": {"nats"},
-    "app/events/frontends/versity.py": {"kafka", "nats"},
+    "app/events/frontends/s3_records.py": {"kafka", "nats"},
 }
 
 SETTINGS = """

@@ -18,7 +18,8 @@ from app.api.tracing import appending
 from app.config.arn import TargetId
 from app.config.errors import did_you_mean
 from app.config.settings import ApiToken
-from app.events.frontends import S3_FRONTENDS, Frontend, b2
+from app.events.frontends import S3_FRONTENDS, Frontend
+from app.events.frontends.clouds import B2, B2_SIGNATURE_HEADER, is_signed_by_b2
 from app.events.limits import is_larger
 from app.events.model import Event, by_request
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
@@ -45,9 +46,9 @@ _BODY = {
 }
 _COPIES, _BESIDE_RECORD = 4, 2000  # bytes for each character of a record, and for the other members of an event
 _TO_CONSOLE = ("a request that accepts HTML before JSON is led to the console", None)
-_UNSIGNED = f"events of Backblaze B2 need the header {b2.SIGNATURE_HEADER}: set a signing secret in their rule"
+_UNSIGNED = f"events of Backblaze B2 need the header {B2_SIGNATURE_HEADER}: set a signing secret in their rule"
 _NOT_SIGNED = (
-    f"{b2.SIGNATURE_HEADER} is not the signature of this body by any secret in BUCKETWIRE_B2_SIGNING_SECRETS, which "
+    f"{B2_SIGNATURE_HEADER} is not the signature of this body by any secret in BUCKETWIRE_B2_SIGNING_SECRETS, which "
     "needs that of each rule"
 )
 _MAX_NAMED = 3  # targets that operators see
@@ -153,9 +154,9 @@ def _parsed() -> Parsed:
         origin=by_request(token.name if token else ""),
     )
     secrets = made.settings.b2_signing_secrets
-    if secrets and b2.B2.name in parsed.senders:
-        signature = asked.headers.get(b2.SIGNATURE_HEADER, "")
-        if not b2.is_signed(body, signature, secrets):
+    if secrets and B2.name in parsed.senders:
+        signature = asked.headers.get(B2_SIGNATURE_HEADER, "")
+        if not is_signed_by_b2(body, signature, secrets):
             raise ApiProblem("unauthorized", _NOT_SIGNED if signature else _UNSIGNED, reason="bad-signature")
     return parsed
 

@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends.frontend import Frontend, Record, made_object, made_record
-from app.events.frontends.json_path import find, number, optional_text, text
+from app.events.frontends.frontend import Frontend, Record, find, made_object, made_record, number, optional_text, text
 from app.events.order import from_time, nanoseconds
 
 SOURCE = "azure:s3"

@@ -1,23 +1,275 @@
-"""Unwrap messages: SNS, SQS and what AWS passes on of both, CloudEvents, MinIO's lists (§1.8, §13, §14.1)."""
+"""Detect the format of each record in a body (§14.1), and unwrap the messages that it comes in.
+
+These are SNS, SQS and what AWS passes on of both, CloudEvents, MinIO's lists (§1.8, §13, §14.1).
+"""
 
 import base64
 import binascii
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends.json_path import find, text
+from app.events.frontends import azure, clouds, eventbridge, gcs, seaweedfs
+from app.events.frontends.frontend import (
+    EventGridValidation,
+    Frontend,
+    Normalized,
+    SnsConfirmation,
+    Traced,
+    find,
+    optional_text,
+    text,
+)
+from app.events.frontends.registry import MINIO, is_own, recognize, recognize_relayed, unsupported_service
 from app.events.limits import Allowance
 from app.events.model import trace_of
+
+Location = tuple[Any, str | int] | None  # the path from the body to a value: (outer location, member or index)
+Recognizer = Callable[[dict[str, Any]], Frontend]  # returns the sender of a record of S3's form
+Item = tuple[Frontend, Any, Location]  # the sender, the value, its location
+
+_MAX_NESTING = 8
+_CONTENT = frozenset(("s3", "Message", "data", "data_base64", "detail"))  # what holds an event in another form
+_SHAPES = (
+    "an S3 record or an object with `Records`, an event of EventBridge, SNS, CloudEvents or SeaweedFS,"
+    " or an array or lines of these"
+)
+# Senders of messages of their own, and how these are recognised.
+_OWN_FORMS = (
+    (azure.matches, azure.AZURE),
+    (clouds.is_b2, clouds.B2),
+    (clouds.is_r2, clouds.R2),
+    (clouds.is_tigris, clouds.TIGRIS),
+    (clouds.is_oci, clouds.OCI),
+    (eventbridge.matches, eventbridge.EVENTBRIDGE),
+    (seaweedfs.matches, seaweedfs.SEAWEEDFS),
+)
+
+
+class Context(NamedTuple):
+    """What is the same for all values of a body: what is left of its limits, how a record's sender is found.
+
+    `headers` are those of the request or message.
+    """
+
+    allowance: Allowance
+    recognize: Recognizer
+    headers: Mapping[str, str]
+
+
+def context_of(allowance: Allowance, sender: Frontend | None, headers: Mapping[str, str]) -> Context:
+    """Return the context of a body, whose records of S3's form are those of `sender` if the caller knows it."""
+    return Context(allowance, recognize if sender is None else _recognizer(sender), headers)
+
+
+def items(value: Any, context: Context, location: Location = None) -> Iterator[Item]:
+    """Yield every record in the value, in order, with its frontend, which normalises it and may raise `BadRecord`.
+
+    An unknown value becomes an item whose frontend raises, so that it does not affect its neighbours. The items are
+    produced one at a time. Raises `BadEvents` only if the allowance is exceeded.
+    """
+    return _values(value, context, location, _MAX_NESTING)
+
+
+def _recognizer(sender: Frontend) -> Recognizer:
+    return lambda record: MINIO if is_own(record) else sender
+
+
+def _in_minios_form(context: Context) -> Context:
+    """Return the context of an envelope of MinIO: also the key in its records has MinIO's form."""
+    return context._replace(recognize=recognize_relayed) if context.recognize is recognize else context
+
+
+def _values(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    if isinstance(value, list):
+        context.allowance.check_records(len(value))
+        for index, element in enumerate(value):
+            value[index] = None  # the event that is made of it takes as much memory
+            yield from _element(element, context, (location, index), levels_left)
+    elif not isinstance(value, dict):
+        yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
+    elif "Records" in value:
+        if not _CONTENT.isdisjoint(value):
+            yield _refused(_ambiguous("Records", value), location)
+            return
+        if "Key" in value and "EventName" in value:
+            context = _in_minios_form(context)
+        yield from _records(value["Records"], context, (location, "Records"), levels_left)
+    elif "s3" in value:
+        yield context.recognize(value), value, location
+    elif isinstance(messages := value.get(member := list_member(value)), list):
+        if not _CONTENT.isdisjoint(value):
+            yield _refused(_ambiguous(member, value), location)
+            return
+        context.allowance.check_records(len(messages))
+        for index, message in enumerate(messages):
+            yield from _element(message, context, ((location, member), index), levels_left)
+    elif is_access_entry(value):
+        yield from _records(value["Event"], _in_minios_form(context), (location, "Event"), levels_left)
+    else:
+        yield from _message(value, context, location, levels_left)
+
+
+def _ambiguous(member: str, value: dict[str, Any]) -> BadRecord:
+    other = next(name for name in value if name in _CONTENT)
+    return BadRecord(other, f"is beside {member}; of these an event is in one")
+
+
+def format_location(location: Location) -> str:
+    """Return a location as text: `Records[3]`, `line 7`, `[2].Message.Records[0]`; "" for the body itself."""
+    steps: list[str | int] = []
+    while location is not None:
+        location, step = location
+        steps.append(step)
+    path = ""
+    for step in reversed(steps):
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    return path
+
+
+def _element(value: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    if isinstance(value, list):
+        yield _refused(BadRecord("it", f"is an array in an array; it must be {_SHAPES}"), location)
+    else:
+        yield from _values(value, context, location, levels_left)
+
+
+def _records(records: Any, context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    if not isinstance(records, list):
+        yield _refused(BadRecord("it", f"is {excerpt(records)}; it must be an array of records"), location)
+        return
+    context.allowance.check_records(len(records))
+    for index, record in enumerate(records):
+        records[index] = None  # as above
+        if not isinstance(record, dict):
+            yield _refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index))
+        elif "s3" in record:
+            yield context.recognize(record), record, (location, index)
+        elif is_test(record):
+            yield _IGNORED, record, (location, index)
+        else:
+            yield from _passed_on(record, context, (location, index), levels_left)
+
+
+def _passed_on(record: dict[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    try:
+        carried = _carried_content(record, context.allowance)
+    except BadRecord as problem:
+        yield _refused(problem, location)
+        return
+    if carried is None:
+        service = unsupported_service(record)
+        missing = BadRecord("s3", "is missing; it must be an object with bucket and object")
+        yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}") if service else missing, location)
+    else:
+        yield from _inner(carried, context, location, levels_left)
+
+
+def _message(value: dict[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    service = unsupported_service(value)
+    if service and not is_event_grid_validation(value):
+        yield _refused(BadRecord("it", f"{service}; it must be {_SHAPES}"), location)
+        return
+    try:
+        item = _of_its_own(value, context)
+        carried = _carried(value, context) if item is None else None
+    except BadRecord as problem:
+        yield _refused(problem, location)
+        return
+    trace = cloud_event_trace(value) if is_cloud_event(value) else ""
+    if carried is not None:
+        inner = _inner(carried, context, location, levels_left)
+        yield from _traced(inner, trace) if trace else inner
+        return
+    sender, thing = item or (_of_no_event(value), value)
+    yield _with_trace(sender, trace) if trace else sender, thing, location
+
+
+def _of_its_own(value: dict[str, Any], context: Context) -> tuple[Frontend, Any] | None:
+    """Return the sender of a message of its own form, and what it normalises; None for another. Raises `BadRecord`."""
+    if is_event_grid_validation(value):
+        return _VALIDATION, value
+    if (notification := _of_gcs(value, context)) is not None:
+        return gcs.GCS, notification
+    return next(((sender, value) for matches, sender in _OWN_FORMS if matches(value)), None)
+
+
+def _carried(value: dict[str, Any], context: Context) -> tuple[str, Any] | None:
+    """Return the content of an envelope, with its member; None for another object. Raises `BadRecord`."""
+    if sns_type(value) == "Notification":
+        return "Message", sns_message(value, context.allowance)
+    if is_pub_sub(value):
+        return pub_sub_data(value, context.allowance)
+    if is_cloud_event(value):
+        return cloud_event_data(value, context.allowance)
+    return _carried_content(value, context.allowance)
+
+
+def _of_no_event(value: dict[str, Any]) -> Frontend:
+    kind = sns_type(value)
+    if kind == "SubscriptionConfirmation":
+        return _CONFIRMATION
+    if kind is not None or is_test(value):
+        return _IGNORED
+    return _UNKNOWN
+
+
+def _of_gcs(value: dict[str, Any], context: Context) -> gcs.Notification | None:
+    """Return the notification of Cloud Storage in a message of Google's; None if it is none. Raises `BadRecord`."""
+    if is_pub_sub(value):
+        attributes = value["message"].get("attributes")
+        if not gcs.is_event(attributes):
+            return None
+        has_resource = bool(optional_text(value, "message", "data"))
+        resource = pub_sub_data(value, context.allowance)[1] if has_resource else {}
+        return gcs.Notification(attributes, resource)
+    if gcs.is_cloud_event(value) and is_cloud_event(value):
+        attributes = {"eventType": value["type"], "eventTime": optional_text(value, "time")}
+        return gcs.Notification(attributes, cloud_event_data(value, context.allowance)[1])
+    return gcs.unwrapped(value, context.headers) if gcs.is_resource(value) else gcs.of_function(value)
+
+
+def _inner(carried: tuple[str, Any], context: Context, location: Location, levels_left: int) -> Iterator[Item]:
+    member, value = carried
+    if levels_left:
+        yield from _values(value, context, (location, member), levels_left - 1)
+    else:
+        yield _refused(BadRecord("it", f"is wrapped more than {_MAX_NESTING} times"), (location, member))
+
+
+def _traced(items: Iterator[Item], trace: str) -> Iterator[Item]:
+    for sender, thing, location in items:
+        yield _with_trace(sender, trace), thing, location
+
+
+def _with_trace(sender: Frontend, trace: str) -> Frontend:
+    return replace(sender, normalize=lambda thing: Traced(sender.normalize(thing), trace))
+
+
+def _ignore(_: Any) -> Normalized:
+    return ()
+
+
+def _refuse_shape(_: Any) -> Normalized:
+    raise BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}")
+
+
+def _refused(problem: BadRecord, location: Location) -> Item:
+    return REFUSED, problem, location
+
+
+def _refuse(problem: BadRecord) -> Normalized:
+    raise problem
+
 
 _MAX_FORM_FIELDS = 500  # ten messages, each with ten attributes of three fields
 _FORM_PIECE = 1 << 16  # bytes
 _FORM = re.compile(rb"[A-Za-z]\w*(?:\.\w+)*=")
-_CALL, _LATER_CALL = b"Action=", b"&Action="
+_FORM_CALL, _LATER_CALL = b"Action=", b"&Action="
 _BATCH = "PublishBatchRequestEntries.member."
 _ENTRY = re.compile(_BATCH.replace(".", r"\.") + r"(\d{1,9})\.", re.ASCII)
 _MAX_ENTRIES = 10  # as in SNS
@@ -30,29 +282,9 @@ _ENVELOPES = (  # members by which an envelope is known, and the one that has it
     ({"schema", "payload"}, "payload"),  # Kafka Connect's JsonConverter with schemas
     ({"meta", "notif"}, "notif"),  # NooBaa's log of what it has to send
 )
-_VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
+_VALIDATION_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _MAX_CODE = 1024
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
-
-
-@dataclass(frozen=True, slots=True)
-class SnsConfirmation:
-    """SNS asks whether the topic's owner may send here: GET `subscribe_url` once to agree, for allowed topics only.
-
-    Nothing in it has been verified. `message` is the complete message: the signature covers several members (§14.3).
-    """
-
-    topic_arn: str
-    token: str
-    subscribe_url: str
-    message: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EventGridValidation:
-    """Event Grid asks whether it may send here: whoever answers with `code` agrees."""
-
-    code: str
 
 
 def sns_type(value: Mapping[str, Any]) -> str | None:
@@ -68,7 +300,7 @@ def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:
 
 def is_event_grid_validation(value: Mapping[str, Any]) -> bool:
     """Return whether the object is Event Grid's handshake, in its own schema or as a CloudEvent."""
-    return _VALIDATION in (value.get("eventType"), value.get("type"))
+    return _VALIDATION_TYPE in (value.get("eventType"), value.get("type"))
 
 
 def event_grid_validation(value: Mapping[str, Any]) -> EventGridValidation:
@@ -116,20 +348,12 @@ def pub_sub_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, A
     return "message.data", _decoded(value, allowance, "message", "data")
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """The content of a message (`made`), and the message's own trace context."""
-
-    made: Any
-    trace: str
-
-
 def cloud_event_trace(value: Mapping[str, Any]) -> str:
     """Return the trace context in a CloudEvent's Distributed Tracing attributes; "" without a valid one."""
     return trace_of(value.get("traceparent"), value.get("tracestate"))
 
 
-def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
+def _carried_content(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
     """Return the content of a record or message that passes on another one, with its member; None for others.
 
     These are what a Lambda, a pipe of EventBridge or a client gets of SQS, SNS, Kinesis and Firehose, alone or in a
@@ -193,7 +417,7 @@ def begins_as_form(body: minio_json.Encoded) -> bool:
 
 def is_sns_call(body: minio_json.Encoded) -> bool:
     """Return whether a body is a call of SNS's API: a form, with its fields in any order."""
-    return begins_as_form(body) and (body.startswith(_CALL) or _LATER_CALL in body)
+    return begins_as_form(body) and (body.startswith(_FORM_CALL) or _LATER_CALL in body)
 
 
 def sns_call(body: minio_json.Encoded) -> "SnsCall":
@@ -272,3 +496,11 @@ def nested(inner: str | bytes, member: str, allowance: Allowance) -> Any:
     except minio_json.BadJson as problem:
         said = f"is not JSON at its byte {problem.offset}: {problem}; it is {shown}"
         raise BadRecord(member, said, problem.offset) from None
+
+
+# Not senders, but what becomes of a value that is no record.
+REFUSED = Frontend("", _refuse)
+_UNKNOWN = Frontend("", _refuse_shape)
+_IGNORED = Frontend("", _ignore)
+_CONFIRMATION = Frontend("", sns_confirmation)
+_VALIDATION = Frontend("", event_grid_validation)

@@ -6,9 +6,8 @@ from typing import Any
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends import aws
-from app.events.frontends.frontend import Frontend
-from app.events.frontends.json_path import number, optional_text, text, without_empty
+from app.events.frontends import s3_records
+from app.events.frontends.frontend import Frontend, number, optional_text, text, without_empty
 from app.events.names import ContentChange, content_change
 
 # detail-type → reason or deletion-type, in lower case without spaces → event name (§13)
@@ -111,4 +110,4 @@ def _joined(words: str) -> str:
     return "".join(words.split())
 
 
-EVENTBRIDGE = Frontend("eventbridge", record, aws.order)
+EVENTBRIDGE = Frontend("eventbridge", record, s3_records.order_of_aws)

@@ -1,6 +1,7 @@
 """What Bucketwire knows of a kind of sender: how its messages become records, and what orders two events of a key.
 
 A message with a form of its own becomes a record with MinIO's members by `made_record`; `original` keeps the message.
+Members of a sender's object are read by their path, which errors about missing or mistyped members name.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,11 +9,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.events import minio_json
-from app.events.frontends.envelopes import EventGridValidation, SnsConfirmation, Traced
-from app.events.frontends.json_path import without_empty
+from app.events.errors import BadRecord, excerpt
 from app.events.order import sequencer_of
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SnsConfirmation:
+    """SNS asks whether the topic's owner may send here: GET `subscribe_url` once to agree, for allowed topics only.
+
+    Nothing in it has been verified. `message` is the complete message: the signature covers several members (§14.3).
+    """
+
+    topic_arn: str
+    token: str
+    subscribe_url: str
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventGridValidation:
+    """Event Grid asks whether it may send here: whoever answers with `code` agrees."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The content of a message (`made`), and the message's own trace context."""
+
+    made: Any
+    trace: str
+
+
 Normalized = Record | tuple[Record, ...] | SnsConfirmation | EventGridValidation | Traced
 
 
@@ -96,3 +126,42 @@ def made_record(
 def made_object(key: str, **members: Any) -> Record:
     """Return the members of an object with a raw key, without those that have no value."""
     return without_empty({"key": minio_json.encode_key(key), **members})
+
+
+def find(value: Any, *path: str) -> Any:
+    """Return the member at the path, or None if there is none."""
+    for step in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(step)
+    return value
+
+
+def text(value: Any, *path: str) -> str:
+    """Return the text at the path, not empty. Raises `BadRecord`."""
+    member = find(value, *path)
+    if isinstance(member, str) and member:
+        return member
+    name = ".".join(path)
+    if member is None:
+        raise BadRecord(name, "is missing; it must be text")
+    raise BadRecord(name, f"is {excerpt(member)}; it must be text that is not empty")
+
+
+def optional_text(value: Any, *path: str) -> str:
+    """Return the text at the path, or "" if there is none or it is not a text."""
+    member = find(value, *path)
+    return member if isinstance(member, str) else ""
+
+
+def number(value: Any, *path: str) -> int | None:
+    """Return the integer at the path, also if it is a text (as protobuf's JSON writes 64 bits), or None."""
+    member = find(value, *path)
+    if isinstance(member, str) and member.isascii() and member.isdigit() and len(member) < 20:
+        return int(member)
+    return member if isinstance(member, int) and not isinstance(member, bool) else None
+
+
+def without_empty(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that have a value: MinIO omits empty ones (§1.4)."""
+    return {name: value for name, value in record.items() if value not in (None, "", {})}

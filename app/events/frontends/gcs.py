@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends.frontend import Frontend, Record, made_object, made_record
-from app.events.frontends.json_path import find, number, optional_text, text
+from app.events.frontends.frontend import Frontend, Record, find, made_object, made_record, number, optional_text, text
 from app.events.order import from_time, nanoseconds
 
 SOURCE = "gcs:s3"

@@ -1,26 +1,37 @@
-"""SeaweedFS's filer webhook (§14.2, §14.3): changes of a file tree, of which only files in buckets are S3 objects.
+"""SeaweedFS's filer (§14.2, §14.3): changes of a file tree, of which only files in buckets are S3 objects.
 
-`original` keeps the whole message. Paths are raw. An event's order is the time at which the filer committed the entry;
-a deletion does not tell its own time, so it comes just after what it deleted. Filers that report no such time give the
-entry's modification time, in seconds or nanoseconds, which a deletion shares with what it deleted.
+The filer posts them to a webhook as JSON, or writes them to Kafka as Protocol Buffers with the path as the key. Of the
+latter the body is made that the webhook has of the same change, so there is one form for both. `original` keeps the
+whole message. Paths are raw. An event's order is the time at which the filer committed the entry; a deletion does not
+tell its own time, so it comes just after what it deleted. Filers that report no such time give the entry's modification
+time, in seconds or nanoseconds, which a deletion shares with what it deleted.
 
 A version of `KEY` is the file `KEY.versions/v_ID`, a delete marker such a file without content; until it has its id, it
-is no object. A key that ends with a
-slash is a folder with a content type; an object with others below its key is a folder that says so. Other folders are
-no objects.
+is no object. A key that ends with a slash is a folder with a content type; an object with others below its key is a
+folder that says so. Other folders are no objects.
 """
 
 import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
 from app.events import minio_json
-from app.events.errors import BadRecord, excerpt
-from app.events.frontends.frontend import Frontend, Record, made_record
-from app.events.frontends.json_path import find, number, optional_text, text, without_empty
+from app.events.errors import BadEvents, BadRecord, excerpt
+from app.events.frontends.frontend import (
+    Frontend,
+    Record,
+    find,
+    made_record,
+    number,
+    optional_text,
+    text,
+    without_empty,
+)
 from app.events.names import NULL
 
 SOURCE = "seaweedfs:s3"
@@ -309,3 +320,114 @@ def _decoded(value: Any) -> bytes | None:
 
 
 SEAWEEDFS = Frontend("seaweedfs", records)
+
+
+# Protocol Buffers of `filer_pb.EventNotification`: only the fields that make an event are read, by their numbers in
+# `weed/pb/filer.proto`.
+_BEGINNINGS = (b"\x0a", b"\x12")  # of an old or a new entry
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_INTEGER, _FLAG, _TEXT, _BASE64 = "integer", "flag", "text", "base64"
+_MAX_VARINT_BYTES = 10
+_MAX_FIELDS = 500_000  # of all entries and chunks; a filer joins chunks from 10,000 on, and each has a dozen
+
+_CHUNK_FIELDS = {2: ("offset", _INTEGER), 3: ("size", _INTEGER), 4: ("modified_ts_ns", _INTEGER), 5: ("e_tag", _TEXT)}
+_ATTRIBUTE_FIELDS = {
+    1: ("file_size", _INTEGER), 2: ("mtime", _INTEGER), 7: ("mime", _TEXT), 14: ("md5", _BASE64),
+    19: ("mtime_ns", _INTEGER),
+}  # fmt: skip
+_EXTENDED_FIELDS = {1: ("key", _TEXT), 2: ("value", _BASE64)}
+_ENTRY_FIELDS: Mapping[int, tuple[str, Any]] = {
+    1: ("name", _TEXT), 2: ("is_directory", _FLAG), 3: ("chunks", [_CHUNK_FIELDS]),
+    4: ("attributes", _ATTRIBUTE_FIELDS), 5: ("extended", [_EXTENDED_FIELDS]),
+    6: ("commit_ts_ns", _INTEGER), 9: ("content", _BASE64),
+}  # fmt: skip
+_NOTIFICATION_FIELDS = {1: ("old_entry", _ENTRY_FIELDS), 2: ("new_entry", _ENTRY_FIELDS), 4: ("new_parent_path", _TEXT)}
+
+
+def is_filer_message(path: str, body: bytes) -> bool:
+    """Return whether a message with this key is one: no JSON begins so, and no other frontend's key with a slash."""
+    return path.startswith("/") and body[:1] in _BEGINNINGS
+
+
+def is_filer_change(body: bytes) -> bool:
+    """Return whether a body is one by its content, whatever its key was."""
+    if body[:1] not in _BEGINNINGS:
+        return False
+    try:
+        return not {"old_entry", "new_entry"}.isdisjoint(_read(body, _NOTIFICATION_FIELDS, iter(range(_MAX_FIELDS))))
+    except ValueError:
+        return False
+
+
+def webhook_body(path: str, body: bytes) -> bytes:
+    """Return the body of the webhook for this message. Raises `BadEvents` for what is no such message."""
+    try:
+        message = _read(body, _NOTIFICATION_FIELDS, iter(range(_MAX_FIELDS)))
+    except ValueError as error:
+        raise BadEvents(f"The body is no message of a SeaweedFS filer: {error}.") from None
+    for name in ("old_entry", "new_entry"):
+        if name in message:
+            entry = message[name]
+            entry["extended"] = {pair.get("key", ""): pair.get("value", "") for pair in entry.get("extended", [])}
+    kind, _ = change_of(path, message)
+    return orjson.dumps({"event_type": kind or "delete", "key": path, "message": message})
+
+
+def _read(data: bytes, fields: Mapping[int, tuple[str, Any]], turns: Iterator[int]) -> dict[str, Any]:
+    """Return the known fields of a message; those in a list may be there any number of times.
+
+    Every field takes one of the `turns`. Raises `ValueError`, also if there are too few.
+    """
+    read: dict[str, Any] = {}
+    for field, value in _fields(data, turns):
+        name, kind = fields.get(field, ("", None))
+        if kind is None:
+            continue
+        if isinstance(kind, list):
+            read.setdefault(name, []).append(_value(value, kind[0], turns))
+        else:
+            read[name] = _value(value, kind, turns)
+    return read
+
+
+def _value(value: int | bytes, kind: Any, turns: Iterator[int]) -> Any:
+    if kind in (_INTEGER, _FLAG):
+        if not isinstance(value, int):
+            raise ValueError("a field that should be a number is none")
+        return bool(value) if kind == _FLAG else value - (1 << 64 if value >> 63 else 0)
+    if not isinstance(value, bytes):
+        raise ValueError("a field that should be bytes is a number")  # noqa: TRY004 - of the message, not of the program
+    if isinstance(kind, dict):
+        return _read(value, kind, turns)
+    return value.decode() if kind == _TEXT else base64.b64encode(value).decode()
+
+
+def _fields(data: bytes, turns: Iterator[int]) -> Iterator[tuple[int, int | bytes]]:
+    offset = 0
+    while offset < len(data):
+        if next(turns, None) is None:
+            raise ValueError(f"it has more than {_MAX_FIELDS:,} fields")
+        tag, offset = _varint(data, offset)
+        field, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, offset = _varint(data, offset)
+            yield field, value
+            continue
+        size = {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
+        if wire == _BYTES:
+            size, offset = _varint(data, offset)
+        elif not size:
+            raise ValueError(f"a field has the wire type {wire}")
+        if offset + size > len(data):
+            raise ValueError("it ends within a field")
+        yield field, data[offset : offset + size]
+        offset += size
+
+
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(data[offset : offset + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value & (2**64 - 1), offset + index + 1
+    raise ValueError("a number has no end")

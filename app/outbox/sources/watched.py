@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from app.events.frontends.json_path import find
+from app.events.frontends.frontend import find
 from app.events.model import Event
 from app.events.names import ContentChange, selectors_with
 from app.events.order import Entry as LogEntry

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 
-from app.events.frontends.b2 import SIGNATURE_HEADER
+from app.events.frontends.clouds import B2_SIGNATURE_HEADER
 from app.outbox.engine.database import Database
 from tests.integration.api.conftest import Api, Start, keys, problem, url_of
 from tests.support.reported_senders import reports
@@ -29,14 +29,14 @@ def test_what_b2_has_not_signed_is_refused_where_its_secrets_are_set(log: Databa
     body, test, tigris = body_of("Backblaze B2"), body_of("Backblaze B2, a test"), body_of("Tigris")
 
     def post(content: bytes, signed: str) -> int:
-        return api.post(content, **{SIGNATURE_HEADER: signed}).status_code
+        return api.post(content, **{B2_SIGNATURE_HEADER: signed}).status_code
 
     refused = problem(api.post(body), 401, "unauthorized")
-    assert SIGNATURE_HEADER in refused["detail"]
+    assert B2_SIGNATURE_HEADER in refused["detail"]
     assert "set a signing secret" in refused["detail"]
     right = signature(body)
     for given in (signature(body, "another"), signature(body + b" "), right[3:], right.replace("v1", "v2"), "v1="):
-        response = api.post(body, **{SIGNATURE_HEADER: given})
+        response = api.post(body, **{B2_SIGNATURE_HEADER: given})
         assert "BUCKETWIRE_B2_SIGNING_SECRETS" in problem(response, 401, "unauthorized")["detail"], given
     assert post(body.replace(b"smiley", b"frowny"), right) == 401
     assert post(b"[" + tigris + b"," + body + b"]", "") == 401
@@ -52,7 +52,7 @@ def test_b2_and_tigris_get_a_200_because_they_repeat_what_gets_a_202(plain: Api,
     for case in ("Backblaze B2", "Backblaze B2, a hide marker and removals", "Tigris"):
         answer = plain.post(body_of(case))
         assert (answer.status_code, answer.json()["repeated"]) == (200, 0), case
-    test = plain.post(body_of("Backblaze B2, a test"), **{SIGNATURE_HEADER: "v1=00"})
+    test = plain.post(body_of("Backblaze B2, a test"), **{B2_SIGNATURE_HEADER: "v1=00"})
     assert (test.status_code, test.json()["ignored"]) == (200, 1)
     assert len(keys(plain_log)) == 7
     assert plain.post(body_of("Backblaze B2")).json()["repeated"] == 1

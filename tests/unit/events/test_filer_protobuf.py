@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.events.frontends.filer_protobuf import is_filer_message, webhook_body
+from app.events.frontends.seaweedfs import is_filer_message, webhook_body
 from app.events.limits import Limits
 from app.events.parsing import KEY_HEADER, Message, ReadMessage, read_message
 from tests.support.properties import times
