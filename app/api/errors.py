@@ -39,7 +39,7 @@ from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
 from app.resources.refusal import WRONG_PATH
-from app.rules.expressions import MatchingBusy
+from app.rules.filters import MatchingBusy
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")

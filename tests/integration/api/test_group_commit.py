@@ -21,8 +21,7 @@ from app.outbox.engine.many_rows import insert
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.routing import MatchingTooSlow
-from app.rules.expressions import MatchingBusy, one_at_a_time
-from app.rules.filters import Filters
+from app.rules.filters import Filters, MatchingBusy, one_at_a_time
 from app.rules.matching import Matcher
 from app.rules.model import Rule
 from tests import services
@@ -334,7 +333,7 @@ def test_many_events_that_take_too_long_to_compare_are_refused_and_one_is_record
 def test_while_an_event_is_costly_to_compare_others_are_recorded_and_costly_ones_are_refused(
     log: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.rules.expressions._FREE_SECONDS", 0.001)
+    monkeypatch.setattr("app.rules.filters._FREE_SECONDS", 0.001)
     commits, target = GroupCommit(log), add_target(log, bucket="another")
     filters = [Filters(regex=f".*a[ab]{{{60 + number}}}b.*x{number}") for number in range(100)]
     rules = [Rule(bucket="costly", events=("*",), target=target, filters=one) for one in filters]

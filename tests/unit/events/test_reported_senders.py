@@ -16,7 +16,7 @@ from app.events.model import Event, by_request, origin_of
 from app.events.names import ContentChange, content_change
 from app.events.order import comparable
 from app.events.parsing import KEY_HEADER, BadEvents, Message, Parsed, parse, read_message
-from app.rules.conditions import EventFacts
+from app.rules.matching import EventFacts
 from tests.support.reported_senders import PUT, RIGHT, facts, reports
 
 NOW = 1_800_000_000_123

@@ -15,10 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.events.parsing import parse
-from app.rules.conditions import EventFacts
-from app.rules.expressions import Expressions, MatchingBusy, not_waiting, one_at_a_time
-from app.rules.filters import MAX_MATCHED_BYTES, MAX_PROGRAMS, Filters, Pairs, compile_regex, regex_size
-from app.rules.matching import check_expressions, compile_rules, pattern
+from app.rules.filters import (
+    MAX_MATCHED_BYTES,
+    MAX_PROGRAMS,
+    Expressions,
+    Filters,
+    MatchingBusy,
+    Pairs,
+    compile_regex,
+    not_waiting,
+    one_at_a_time,
+    regex_size,
+)
+from app.rules.matching import EventFacts, check_expressions, compile_rules, pattern
 from app.rules.model import BadRules, Rule
 from tests.services import speed
 from tests.support.captured import LINES
@@ -163,7 +172,7 @@ def test_a_stored_expression_that_cannot_be_compiled_any_more_matches_nothing_an
 def test_a_record_is_not_read_if_no_rule_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [(rule(Filters()), 1), (rule(Filters(regex=".*")), 2), (rule(Filters(tags=Pairs(a="1")), prefix="no/"), 3)]
     matcher = compile_rules(rules)
-    monkeypatch.setattr("app.rules.conditions.orjson", None)
+    monkeypatch.setattr("app.rules.matching.orjson", None)
     assert matcher.targets("b", PUT, "k", "{") == (1, 2)
 
 
@@ -252,7 +261,7 @@ MANY = [f".*/team-{number}/.*[.](jpg|png)" for number in range(600)]
 def test_many_expressions_match_what_each_matches_alone_with_or_without_room(
     monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
-    monkeypatch.setattr("app.rules.expressions._MEMORY", memory)
+    monkeypatch.setattr("app.rules.filters._MEMORY", memory)
     texts = [*MANY, "(?i)A/TEAM-7/.*", "a|a/team-7/x.jpg", "(?=no)", "^a/.*$", "[ab]*"]
     expressions = Expressions()
     for text in texts:
@@ -334,7 +343,7 @@ def test_a_key_that_is_costly_for_all_that_is_accepted_takes_a_fraction_of_a_sec
 
 
 def test_one_thread_at_a_time_goes_on_with_a_key_that_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.rules.expressions._FREE_SECONDS", 0.001)
+    monkeypatch.setattr("app.rules.filters._FREE_SECONDS", 0.001)
     expressions, key = Expressions(), "".join(Random(1).choices("ab", k=1000)).encode()
     for number in range(100):  # each byte of the key leads to another state of their automata
         expressions.add(f".*a[ab]{{{60 + number}}}b.*x{number}")
