@@ -14,10 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
+from app.listings.limits import RepairLimits
 from app.quantities import count_noun
 from app.resources.drift import DRIFT_KINDS
 from spark_jobs.jobs.repair_events import is_removal, repair_event, request_body
-from spark_jobs.repair_limits import RepairLimits
 
 BATCH_SIZE = 500
 _REFUSED = (400, 413, 422)  # statuses that are about the events

@@ -12,7 +12,7 @@ from app.cli_common.describe_errors import describe_exception
 from app.config.errors import REDACTED
 from app.config.fields.fields import Declared
 from app.config.secret_texts import MIN_CHARACTERS, SecretTexts
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox.errors import AlreadyRunning
 
 _MAX_CAUSES = 20  # a chain may be a circle

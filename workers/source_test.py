@@ -24,8 +24,8 @@ from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.parsing import Message, read_message
 from app.listings import s3_client
-from app.listings.errors import BadListing
 from app.listings.inventory import S3_SCHEME, manifest
+from app.listings.limits import BadListing
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.errors import UnknownSource
 from app.outbox.registry import open_sealer

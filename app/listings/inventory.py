@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import time_of
 
 S3_SCHEME = "s3://"

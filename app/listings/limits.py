@@ -1,14 +1,20 @@
-"""Limits on what may be changed by one listing, which may be wrong."""
+"""Limits on what may be changed by one listing, which may be wrong, and the error of one that nothing may go by.
+
+Imports no Spark.
+"""
 
 from dataclasses import dataclass
 
 from app.events.minio_json import timestamp
 from app.events.own_events import CLOCK_SKEW
 from app.listings.differences import Counts
-from app.listings.errors import BadListing
 from app.quantities import count_noun
 
 ALWAYS_ALLOWED = 10  # so many objects may be removed at the smallest target or bucket, unless none may
+
+
+class BadListing(Exception):
+    """The listing is none, is not of the bucket, or may lack a part of it; the message says why."""
 
 
 def exceeds(number: int, total: int, percent: float, always: int) -> bool:
@@ -57,3 +63,23 @@ def check_age(store_time: int, known: int, passed: int) -> None:
             f"its answer is of {timestamp(store_time)}, before the listing that is known, of"
             f" {timestamp(known)}: a cache has answered, or the store's clock was set back"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLimits:
+    """Keep a reconciliation that goes by a wrong listing from emptying a target, or filling it."""
+
+    max_repairs: int = 100_000  # in one run
+    max_removals: float = 10.0  # per cent of the target's rows
+    always_allowed_removals: int = ALWAYS_ALLOWED  # rows, from the smallest target, unless none may
+    max_creations: float = 100.0  # per cent of the target's rows
+    always_allowed_creations: int = 10_000  # so many rows may be created in the smallest target, unless none may
+    rate: float = 1000.0  # events per second
+
+    def too_many_removals(self, removals: int, target_rows: int) -> bool:
+        """Return whether so many of the target's rows must not be removed."""
+        return exceeds(removals, target_rows, self.max_removals, self.always_allowed_removals)
+
+    def too_many_creations(self, creations: int, target_rows: int) -> bool:
+        """Return whether so many rows must not be created in the target."""
+        return exceeds(creations, target_rows, self.max_creations, self.always_allowed_creations)

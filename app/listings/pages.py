@@ -21,7 +21,7 @@ from app.events.buckets import name_at_store
 from app.events.names import NULL
 from app.events.normalize import is_recordable
 from app.listings.differences import Content, Listed
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 
 
 def _time(text: str) -> datetime:

@@ -17,10 +17,10 @@ from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 from app.config.settings import Settings
 from app.listings.inventory import manifest
+from app.listings.limits import RepairLimits
 from app.outbox.reconcile.runs import check_prefix
 from app.release import install_command
 from spark_jobs import connectors, errors
-from spark_jobs.repair_limits import RepairLimits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

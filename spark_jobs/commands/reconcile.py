@@ -9,13 +9,13 @@ from app.cli_common.context import ServiceContext
 from app.cli_common.output import bar
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
+from app.listings.limits import RepairLimits
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.resources.drift import FORMATS, describe_drift
 from spark_jobs import errors, java_options, shutdown
 from spark_jobs.commands import options
-from spark_jobs.repair_limits import RepairLimits
 
 _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
 

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.events.own_events import CLOCK_SKEW
+from app.listings.limits import RepairLimits
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
@@ -41,7 +42,6 @@ from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_parts import ListingParts
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
-from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.html_report import prepare_charts
 from spark_jobs.reports.report import PAGE, ReportHeader, write_findings, write_lines, write_page
 from spark_jobs.runs import LEASE_MS, renewed

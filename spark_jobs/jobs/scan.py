@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.minio_json import encode_key, timestamp
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.api_client import BATCH_SIZE, Api, batches
 from spark_jobs.frames import WARNINGS
 from spark_jobs.listings.listing_source import ListingSource

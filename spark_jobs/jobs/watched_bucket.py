@@ -29,11 +29,9 @@ from app.config.fields.times import next_moment
 from app.config.sources.bucket import BucketSourceSettings
 from app.events.model import Event
 from app.listings import s3_client, snapshot
-from app.listings.comparison import Chunk, Replacement, compared
+from app.listings.comparison import Ahead, Chunk, Replacement, compared
 from app.listings.differences import Content, Counts, Listed, Run
-from app.listings.errors import BadListing
-from app.listings.limits import check_age, refused_removals
-from app.listings.merge import Ahead
+from app.listings.limits import BadListing, check_age, refused_removals
 from app.outbox import log_head
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock

@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.buckets import name_at_store
 from app.listings import inventory
-from app.listings.errors import BadListing
 from app.listings.inventory import Manifest, ReportFile
+from app.listings.limits import BadListing
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BROKEN_LINE, Listing, csv, from_columns

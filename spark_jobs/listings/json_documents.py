@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 
 AWS, RCLONE = "aws", "rclone"
 _CHUNK = 1 << 20  # characters

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.buckets import name_at_store
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.folders import spark_url
 from spark_jobs.frames import KEY_HASH, LISTING, by_key, etag, milliseconds, one_per_key, version
 from spark_jobs.listings.json_documents import AWS, Place, convert

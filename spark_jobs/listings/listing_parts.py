@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox.engine.database import now_ms
 from spark_jobs.folders import Folder
 from spark_jobs.frames import LISTING

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.bucket_settings import BucketSettings
 from app.events.buckets import name_at_store
-from app.listings.errors import BadListing
 from app.listings.inventory import Manifest
+from app.listings.limits import BadListing
 from app.outbox.engine.database import now_ms
 from app.quantities import format_seconds
 from spark_jobs.jobs.repair_events import format_time

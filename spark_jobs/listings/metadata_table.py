@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.fields.inventory import Catalog
 from app.config.sources.bucket import BucketSourceSettings
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.listings.listing import Listing, from_columns
 
 MARGIN = 3_600_000  # ms; S3 has the table follow the bucket within an hour

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 import app.boto_connections  # noqa: F401 - reads answers strictly
 from app.config.bucket_settings import BucketSettings
 from app.listings import s3_client
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import PAGE_KEYS, is_bound, pages
 from spark_jobs import errors
 from spark_jobs.frames import ENTRIES, LISTING

@@ -15,7 +15,7 @@ from app.events.minio_json import timestamp
 from app.events.names import NULL
 from app.events.normalize import MAX_KEY_BYTES, MAX_VERSION
 from app.listings import inventory
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import MAX_ETAG
 from spark_jobs.folders import Folder
 from spark_jobs.listings import metadata_table

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings import s3_client
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import entries_of, skipped_of, time_of
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from pyspark.sql import SparkSession
 
 from app.config.bucket_settings import BucketSettings
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing_source import ListingSource
 from tests import services

@@ -25,7 +25,7 @@ from app.config.settings import Settings
 from app.config.sources.source_id import SourceId
 from app.events.minio_json import decode_key, milliseconds
 from app.events.order import comparable
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import now_ms

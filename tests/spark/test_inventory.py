@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from app.listings.errors import BadListing
 from app.listings.inventory import manifest
+from app.listings.limits import BadListing
 from spark_jobs.listings.inventory import listing_of
 from spark_jobs.listings.listing import from_mc
 from spark_jobs.listings.s3_listing import Bucket

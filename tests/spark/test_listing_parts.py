@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.findings import read_findings

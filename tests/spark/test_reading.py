@@ -25,7 +25,7 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.errors import root_cause
 from spark_jobs.frames import KEY_HASH
 from spark_jobs.jobs.comparison import namespace_by_key

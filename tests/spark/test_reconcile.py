@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.listings.errors import BadListing
 from app.listings.inventory import manifest
+from app.listings.limits import BadListing, RepairLimits
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
@@ -39,7 +39,6 @@ from spark_jobs.api_client import Api
 from spark_jobs.iceberg.catalog import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update
-from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until

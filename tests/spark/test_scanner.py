@@ -11,7 +11,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from app.events.minio_json import timestamp
 from app.events.parsing import parse
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.frames import ENTRIES, WARNINGS
 from spark_jobs.jobs.scan import (
     BIG_PREFIX,

@@ -19,7 +19,7 @@ from app.events.normalize import event_of
 from app.events.order import from_time
 from app.events.own_events import DELETE, PUT, object_members, own_record
 from app.listings import inventory
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log

@@ -14,8 +14,8 @@ from app.events.model import Event
 from app.events.order import MAX_SEQUENCER_CHARACTERS, Absent, Entry, Present, comparable, from_time
 from app.events.own_events import CLOCK_SKEW, sequencer
 from app.events.parsing import parse
+from app.listings.limits import RepairLimits
 from spark_jobs.jobs.repair_events import repair_event, request_body
-from spark_jobs.repair_limits import RepairLimits
 from tests.support.version_history import current
 
 TARGET = TargetId("postgresql", "rows")

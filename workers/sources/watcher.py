@@ -18,9 +18,8 @@ from app.config.sources.base import SourceSettings
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings.comparison import Part, Replacement, compared
 from app.listings.differences import Counts, Run
-from app.listings.errors import BadListing
-from app.listings.limits import check_age, refused_removals
-from app.listings.spool import KeySpool, ListingSpool
+from app.listings.limits import BadListing, check_age, refused_removals
+from app.listings.snapshot import KeySpool, ListingSpool
 from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease

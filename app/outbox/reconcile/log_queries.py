@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.names import ContentChange, content_change, is_concrete, selectors_with
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.logged_events import selected

@@ -20,7 +20,7 @@ from app.events.order import Entry as LogEntry
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, put_off
 from app.listings.differences import Counts, LoggedEvent, Run, compared_with, outdates
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import log_head, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least

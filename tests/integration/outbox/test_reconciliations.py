@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning, LogLost

@@ -15,7 +15,7 @@ from app.events.own_events import DELETE
 from app.listings import snapshot
 from app.listings.comparison import Chunk, Replacement, compared
 from app.listings.differences import Content, Counts, Entry, Listed
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database

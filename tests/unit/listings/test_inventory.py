@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.listings.errors import BadListing
 from app.listings.inventory import manifest
+from app.listings.limits import BadListing
 
 BEGUN = 1_795_000_000_000
 

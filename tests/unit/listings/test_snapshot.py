@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.listings import snapshot
+from app.listings.comparison import Ahead, by_key
 from app.listings.differences import Content, Entry, Listed, Pending
 from app.listings.limits import exceeds
-from app.listings.merge import Ahead, by_key
-from app.listings.spool import KeySpool, ListingSpool
+from app.listings.snapshot import KeySpool, ListingSpool
 
 KEYS = st.text('a/\n"é\ud7ff\uffff\U0001f600', min_size=1, max_size=3)
 CONTENTS = st.builds(Content, st.text(max_size=3), st.integers(0, 2**40), st.integers(0, 2**42), st.booleans())

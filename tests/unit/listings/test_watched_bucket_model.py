@@ -18,6 +18,7 @@ from app.events import minio_json
 from app.events.names import ContentChange, content_change
 from app.events.order import Entry as LogEntry
 from app.events.order import Fold, comparable, from_time
+from app.listings.comparison import Ahead, Group, by_key
 from app.listings.differences import (
     LISTED_AT,
     Content,
@@ -31,7 +32,6 @@ from app.listings.differences import (
     outdates,
     unchanged,
 )
-from app.listings.merge import Ahead, Group, by_key
 
 PUT, DELETE, MARKED = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectRemoved:DeleteMarkerCreated"
 GRACE = 60_000

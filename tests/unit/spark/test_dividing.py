@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from urllib3 import HTTPResponse
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import is_bound
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.bisection import divide

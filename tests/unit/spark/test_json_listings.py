@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from spark_jobs.listings import json_documents
 from spark_jobs.listings.json_documents import AWS, RCLONE, Place, aws_entries, convert, form_of, rclone_entries
 

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.listings.errors import BadListing
+from app.listings.limits import BadListing
 from app.listings.pages import is_bound, pages
 from spark_jobs.listings.named_keys import newest_entry
 from spark_jobs.listings.s3_listing import between
