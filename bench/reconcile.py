@@ -63,7 +63,7 @@ NAME = "rows"
 @contextmanager
 def spark_session(heap: str, folder: Path) -> Iterator["SparkSession"]:
     """Open the job's session with two cores and a heap of exactly that size."""
-    from spark_jobs.java_options import long_options
+    from spark_jobs.java_environment import long_options
     from spark_jobs.session import session
 
     java = " ".join([f"-Xms{heap}", *long_options("")])

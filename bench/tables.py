@@ -22,7 +22,7 @@ from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from bench.report import Aim, show
-from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.iceberg import Warehouse
 from spark_jobs.jobs import tables as job
 from spark_jobs.jobs.tables import maintain
 from spark_jobs.session import session

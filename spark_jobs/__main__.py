@@ -4,7 +4,7 @@ import click
 
 from app.cli_common.run import run_command
 from app.outbox.errors import AlreadyRunning
-from spark_jobs import shutdown
+from spark_jobs import runs
 from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.reconcile import run
 from spark_jobs.commands.scan import scan
@@ -29,5 +29,5 @@ for command in (backfill, scan, tables, watched_bucket):
 
 
 if __name__ == "__main__":
-    shutdown.on_sigterm()
+    runs.end_on_sigterm()
     run_command(jobs, describe=describe_error, temporary=AlreadyRunning)

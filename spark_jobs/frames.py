@@ -1,5 +1,7 @@
 """The schemas of the jobs' frames, conversions of texts to their columns, and rows brought together by key.
 
+What an event's name changes is told as `app.events.names` does.
+
 Rows are partitioned and sorted by a hash of the key, then by the key, by one shuffle that aggregation and join share.
 Keys of a bucket have long common prefixes, so a sort by the keys alone compares the same folders again and again; a
 sort by hashes hardly ever compares two keys.
@@ -8,6 +10,8 @@ sort by hashes hardly ever compares two keys.
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from app.events.names import KNOWN, MARKER, OPEN_FAMILIES, ContentChange, names_with
 
 
 def _schema(**kinds: type[StringType | LongType | BooleanType]) -> StructType:
@@ -98,3 +102,33 @@ def one_per_key(frame: DataFrame, choice: Column) -> DataFrame:
     """
     # Partitioned before it is grouped, or Spark would sort and aggregate before the shuffle too, mostly single rows.
     return by_key(frame).groupBy(KEY_HASH, "key").agg(choice.alias("chosen"))
+
+
+REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
+_CHANGES = [change for change in ContentChange if change is not ContentChange.NOTHING]
+
+
+def change_of(name: Column) -> Column:
+    """Return the value of the change that events of this name make; null for none."""
+    known = F.when(F.lit(False), "")
+    for change in _CHANGES:
+        known = known.when(name.isin(names_with(change)), change.value)
+    prefixes = {family[:-1]: change for family, change in OPEN_FAMILIES.items()}
+    # Most names are known: the families are looked at for the others only.
+    changed = known.when(name.isin(*prefixes, *sorted(KNOWN)), None)
+    for prefix, effect in prefixes.items():
+        is_member = name.startswith(prefix)
+        if effect is ContentChange.REMOVED:
+            changed = changed.when(is_member & name.contains(MARKER), ContentChange.DELETE_MARKER.value)
+        changed = changed.when(is_member, effect.value)
+    return changed
+
+
+def has_change(name: Column, *changes: ContentChange) -> Column:
+    """Return whether events of this name have one of these changes."""
+    return is_change(change_of(name), *changes)
+
+
+def is_change(change: Column, *changes: ContentChange) -> Column:
+    """Return whether a change, as `change_of` returns it, is one of these."""
+    return F.coalesce(change.isin([one.value for one in changes]), F.lit(False))

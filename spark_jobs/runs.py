@@ -1,12 +1,16 @@
 """Record the jobs as runs: scheduled scans and updates of the tables, and a lease renewed in the background.
 
-By the lease only one run is active, and the results of the others are kept.
+By the lease only one run is active, and the results of the others are kept. A run ends early on SIGTERM, or when the
+process that started it is gone. Imports no Spark.
 """
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
@@ -15,7 +19,6 @@ from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.reconcile.tables_runs import begin_tables, end_tables
-from spark_jobs import shutdown
 from spark_jobs.errors import root_cause
 
 LEASE_MS = FUTURE_TIMES.run_lease_ms  # a run whose lease is not renewed for so long is dead
@@ -37,7 +40,7 @@ def renewed(
                 if not lost.is_set() and not runs.renew(run, lease=LEASE_MS, progress=progress()):
                     lost.set()
                     if runs.is_cancelled(run):
-                        shutdown.begin()
+                        end_early()
 
     thread = threading.Thread(target=renew, name="run-lease", daemon=True)
     thread.start()
@@ -91,3 +94,37 @@ def recorded_tables(database: Database) -> Iterator[Callable[[str], None]]:
         end_tables(database, run, problem="" if lost else f"{type(error).__name__}: {root_cause(error)}")
         raise
     end_tables(database, run, problem=" ".join(filter(None, problems)))
+
+
+_EXIT_TIMEOUT = 10  # seconds
+_EXIT_INTERRUPTED = 130  # as after Ctrl-C
+
+
+def end_on_sigterm() -> None:
+    """Treat SIGTERM as Ctrl-C from now on: Spark's jobs are cancelled, and the run is recorded as failed."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def end_with_input() -> None:
+    """Treat the end of standard input as SIGTERM from now on."""
+    threading.Thread(target=_wait_for_end_of_input, name="input", daemon=True).start()
+
+
+def end_early() -> None:
+    """End this process as SIGTERM does. Safe to call from any thread."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _interrupt(*_: Any) -> None:
+    # Python ignores an exception that is raised while it forks, and Spark may need long to stop.
+    timer = threading.Timer(_EXIT_TIMEOUT, os._exit, (_EXIT_INTERRUPTED,))
+    timer.daemon = True
+    timer.start()
+    signal.raise_signal(signal.SIGINT)
+
+
+def _wait_for_end_of_input() -> None:
+    # Not through `sys.stdin`: its lock would be held when the interpreter exits.
+    while os.read(0, 1024):
+        pass
+    end_early()

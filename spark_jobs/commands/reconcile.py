@@ -14,7 +14,7 @@ from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.resources.drift import FORMATS, describe_drift
-from spark_jobs import errors, java_options, shutdown
+from spark_jobs import errors, java_environment, runs
 from spark_jobs.commands import options
 
 _EXIT_DRIFT = 3  # the exit code of --check; 2 is that of wrong usage
@@ -61,13 +61,13 @@ def run(
     errors.remember(context.registry.settings(stored))
     session_name = f"bucketwire reconcile {bucket}"
     known = Reconciliations(context.database).last_size(target, bucket)
-    size = java_options.estimated_size(known, listing.listing)
-    end_java = options.launch_spark(context, session_name, is_short=0 < size <= java_options.MAX_QUICK_KEYS)
+    size = java_environment.estimated_size(known, listing.listing)
+    end_java = options.launch_spark(context, session_name, is_short=0 < size <= java_environment.MAX_QUICK_KEYS)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - as above
     if scheduled:
-        shutdown.on_end_of_input()
+        runs.end_with_input()
     settings = context.settings
     config = job.ReconcileConfig(
         **source,

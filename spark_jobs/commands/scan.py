@@ -8,7 +8,7 @@ from app.cli_common.context import ServiceContext
 from app.cli_common.output import columns
 from app.outbox.engine.database import now_ms
 from app.quantities import count_noun
-from spark_jobs import shutdown
+from spark_jobs import runs
 from spark_jobs.commands import options
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def scan(
         from spark_jobs.jobs import scan as job  # noqa: PLC0415 - as above
         from spark_jobs.runs import recorded  # noqa: PLC0415 - as above
     if scheduled:
-        shutdown.on_end_of_input()
+        runs.end_with_input()
     limits = job.ScanLimits(many_versions, large_versions, big_prefix)
     log_retention = int(context.settings.retention * 1000)
     config = job.ScanConfig(**source, log_retention=log_retention, grace=listing.grace(None), limits=limits, rate=rate)

@@ -6,7 +6,7 @@ from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
 from app.outbox.engine.database import now_ms
 from app.quantities import count_noun
-from spark_jobs import shutdown
+from spark_jobs import runs
 from spark_jobs.commands import options
 
 _SESSION = "bucketwire tables"
@@ -25,12 +25,12 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
     A run continues where the last one ended, also if that was killed: no event is lost or doubled.
     """
     with options.spark_imports():
-        from spark_jobs.iceberg.catalog import Warehouse  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.iceberg import Warehouse  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import tables  # noqa: PLC0415 - as above
         from spark_jobs.jobs import tables as job  # noqa: PLC0415 - as above
         from spark_jobs.runs import recorded_tables  # noqa: PLC0415 - as above
     if scheduled:
-        shutdown.on_end_of_input()
+        runs.end_with_input()
     settings, warehouse = context.settings, Warehouse.of(context.settings)
     database = context.database  # fail before Spark starts if there is none
     with warehouse.locked(), recorded_tables(database) as report:

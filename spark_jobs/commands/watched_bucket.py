@@ -17,7 +17,7 @@ from app.outbox.registry import open_sealer
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
-from spark_jobs import connectors, errors, shutdown
+from spark_jobs import connectors, errors, runs
 from spark_jobs.commands import options
 
 
@@ -38,7 +38,7 @@ def watched_bucket(context: ServiceContext, source: SourceId, token: str) -> Non
     end_java = options.launch_spark(context, session_name, libraries)
     with options.spark_imports():
         from spark_jobs.jobs import watched_bucket as job  # noqa: PLC0415 - --help needs no Spark
-    shutdown.on_end_of_input()
+    runs.end_with_input()
     service = context.settings
     config = job.WatchConfig(
         reports=service.reports or str(service.folder / "reconciliations"),

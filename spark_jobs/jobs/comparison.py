@@ -16,7 +16,6 @@ from app.events.names import ContentChange
 from app.events.own_events import CLOCK_SKEW
 from app.resources.drift import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
-from spark_jobs.event_names import REMOVALS, change_of, is_change
 from spark_jobs.frames import (
     DIFFERENCES,
     FINDINGS,
@@ -24,9 +23,12 @@ from spark_jobs.frames import (
     LISTING,
     NAMESPACE,
     PATHS,
+    REMOVALS,
     by_key,
+    change_of,
     etag,
     integer,
+    is_change,
     milliseconds,
     one_per_key,
     version,

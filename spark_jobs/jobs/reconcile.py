@@ -39,14 +39,13 @@ from spark_jobs.folders import Folder
 from spark_jobs.jobs.comparison import count_findings, mark_in_flight
 from spark_jobs.jobs.difference_files import write_differences
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.listing_parts import ListingParts
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.reports.html_report import prepare_charts
 from spark_jobs.reports.report import PAGE, ReportHeader, write_findings, write_lines, write_page
 from spark_jobs.runs import LEASE_MS, renewed
-from spark_jobs.scratch import frame_of_keys, scratch_folder, write_keys
-from spark_jobs.small_plans import are_small_files, is_few, small_plans
+from spark_jobs.scratch import ListingParts, frame_of_keys, scratch_folder, write_keys
+from spark_jobs.session import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
 _LARGE = 4_000_000  # entries and rows, of which listing takes two minutes; to write it in parts takes five seconds

@@ -22,8 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.reading import first_seq, log_end, log_state
-from spark_jobs.iceberg.catalog import CATALOG
-from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
+from spark_jobs.iceberg import BEGINNING, CATALOG, IcebergTable, Mark
 from spark_jobs.jobs.recorded_events import ids_recorded_between, recorded_between
 from spark_jobs.jobs.tables_inventory import (
     INVENTORY,

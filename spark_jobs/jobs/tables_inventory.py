@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.names import NULL, ContentChange
-from spark_jobs.event_names import change_of
+from spark_jobs.frames import change_of
 from spark_jobs.jobs.tables_journal import OBJECT
 
 KEY = ("bucket", "key")

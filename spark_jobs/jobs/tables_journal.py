@@ -8,8 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.names import ContentChange
-from spark_jobs.event_names import REMOVALS, has_change
-from spark_jobs.frames import etag, integer
+from spark_jobs.frames import REMOVALS, etag, has_change, integer
 
 # What is known of an object from the event that created it; the inventory has these columns too.
 OBJECT = (

@@ -42,7 +42,7 @@ from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.watched import FOUND_KINDS, Watched, WatchedBuckets
 from app.quantities import count_noun
-from spark_jobs import shutdown
+from spark_jobs import runs
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
 from spark_jobs.jobs.shares import Share, divided, number_of, within
@@ -147,7 +147,7 @@ def _renewed(database: Database, lease: SourceLease, lease_ms: int) -> Iterator[
                     note(lease, clock())
                 except LeaseLost:
                     if not stop.is_set():
-                        shutdown.begin()
+                        runs.end_early()
                     return
             stop.wait(lease_ms / 4000)
 

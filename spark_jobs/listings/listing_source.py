@@ -18,7 +18,7 @@ from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import inventory, named_keys, s3_listing
 from spark_jobs.listings.json_documents import Place, form_of
 from spark_jobs.listings.listing import Listing, from_csv, from_json_documents, from_mc, from_parquet
-from spark_jobs.listings.listing_parts import ListingParts
+from spark_jobs.scratch import ListingParts
 
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _KEYS_PER_TASK, _MAX_TASKS = 1_000_000, 4_000

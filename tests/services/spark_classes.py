@@ -159,7 +159,7 @@ def main(made: str, folder: str) -> None:
 def _update_tables(spark: SparkSession, folder: str) -> None:
     """Most of what Spark loads to plan a query it loads for these."""
     from app.outbox.log.append import Log
-    from spark_jobs.iceberg.catalog import Warehouse
+    from spark_jobs.iceberg import Warehouse
     from spark_jobs.jobs.tables import update
     from tests.support.builders import add_target, migrated
     from tests.support.table_events import WEEK, histories, inventory, opened

@@ -220,6 +220,6 @@ def listed_by_spark(
 ) -> Iterator[ListedBucket]:
     url = f"sqlite:///{tmp_path}/outbox.db"
     environment = environment_of(url, tmp_path)
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    monkeypatch.setattr("spark_jobs.runs.end_with_input", lambda: None)
     with closing(migrated(url)) as database:
         yield ListedBucket(WatchedBucket(minio, database, **NIGHTLY), environment, job)

@@ -36,13 +36,14 @@ from app.outbox.registry import open_registry
 from app.outbox.sources.leases import SourceLeases
 from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
+from spark_jobs import scratch
 from spark_jobs.api_client import Api, NotPosted
 from spark_jobs.frames import LISTING
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
 from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 from spark_jobs.jobs.repair_events import backfill_event
 from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
-from spark_jobs.listings import listing_parts, s3_listing
+from spark_jobs.listings import s3_listing
 from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICKLY, Job, quickly
@@ -297,7 +298,7 @@ def test_a_killed_reconciliation_of_a_large_bucket_is_continued(stage: Stage, mo
     registry = open_registry(stage.whole.database, Settings.from_environ(stage.whole.settings))
     result = reconcile(stage.spark, stage.whole.database, registry, config, Api(stage.whole.api.url))
     assert (result.state, result.counts["objects"], result.counts["missing"]) == ("drift", len(KEYS), len(KEYS))
-    assert 0 < len(listed) <= listing_parts._PARTS - done
+    assert 0 < len(listed) <= scratch._PARTS - done
     assert not [*folder.glob("scratch/*")]
 
 
@@ -387,7 +388,7 @@ def test_a_watched_bucket_begins_with_what_a_backfill_has_sent(
     name, database = f"b-watched-{by_spark}".lower(), stage.whole.database
     watch = Watch(database, name, {})
     watch.source = SourceId("bucket", f"x{by_spark}".lower())
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    monkeypatch.setattr("spark_jobs.runs.end_with_input", lambda: None)
     stage.whole.add_target(
         f"redis:{name}", name, [CREATED], address=f"{services.LOOPBACK}:{stage.redis.port}", key=name, format="access"
     )
@@ -456,7 +457,7 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage, job: Job, monkeypat
     assert schedule.register(new_year) == 1
     [waiting] = schedule.waiting()
     words, ends_with_input = ["scan", "b-old", "--scheduled", waiting.run], list[bool]()
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: ends_with_input.append(True))
+    monkeypatch.setattr("spark_jobs.runs.end_with_input", lambda: ends_with_input.append(True))
     if times(0, 1):
         with stage.bucketwire(*words) as running:
             assert running.wait(PATIENCE) == 0  # not `communicate`, which ends its input

@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.names import KNOWN, ContentChange, content_change
-from spark_jobs.event_names import has_change
 from spark_jobs.folders import Folder
-from spark_jobs.frames import DIFFERENCES, KEY_HASH, LISTING, NAMESPACE, ROWS
+from spark_jobs.frames import DIFFERENCES, KEY_HASH, LISTING, NAMESPACE, ROWS, has_change
 from spark_jobs.jobs.comparison import Sizes, compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
 from spark_jobs.listings.listing import Listing, from_parquet, newest

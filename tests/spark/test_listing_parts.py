@@ -18,12 +18,12 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
-from spark_jobs import stores
+from spark_jobs import scratch, stores
 from spark_jobs.api_client import Api
 from spark_jobs.folders import Folder
 from spark_jobs.frames import ROWS
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
-from spark_jobs.listings import listing_parts, s3_listing
+from spark_jobs.listings import s3_listing
 from tests import services
 from tests.support.builders import add_target, migrated, registry
 from tests.support.frames import frame_of
@@ -100,7 +100,7 @@ def bucket(
 ) -> Iterator[Bucket]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
-    monkeypatch.setattr(listing_parts, "_PARTS", PARTS)
+    monkeypatch.setattr(scratch, "_PARTS", PARTS)
     monkeypatch.setattr(stores, "rows", lambda *_, **__: frame_of(spark, [], ROWS))
     name, database, s3 = f"b-{uuid4().hex[:8]}", migrated(f"sqlite:///{tmp_path}/outbox.db"), minio.boto3()
     s3.create_bucket(Bucket=name)

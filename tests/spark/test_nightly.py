@@ -78,7 +78,7 @@ def test_a_scheduled_run_does_what_it_may(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("spark_jobs.jobs.reconcile.run", run)
     monkeypatch.setattr("spark_jobs.session.launch", lambda *_, **__: lambda: None)
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    monkeypatch.setattr("spark_jobs.runs.end_with_input", lambda: None)
     monkeypatch.setattr("spark_jobs.commands.reconcile.may_repair", lambda *_: repairs)
     with pytest.raises(SystemExit):
         run_command(jobs, ["reconcile", "run", "bkt", "--target", "redis:rows", "--scheduled", waiting.run])

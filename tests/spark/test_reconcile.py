@@ -36,7 +36,7 @@ from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.api_client import Api
-from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.iceberg import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.reports.report import LINES

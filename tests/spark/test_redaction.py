@@ -88,7 +88,7 @@ def bucket(parrot: Parrot) -> dict[str, str]:
 def test_no_error_of_a_job_repeats_a_secret(
     job: Job, parrot: Parrot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
 ) -> None:
-    monkeypatch.setattr("spark_jobs.shutdown.on_end_of_input", lambda: None)
+    monkeypatch.setattr("spark_jobs.runs.end_with_input", lambda: None)
     url = f"sqlite:///{tmp_path}/outbox.db"
     environment = environment_of(url, tmp_path) | {"BUCKETWIRE_TABLES_CATALOG": "rest"}
     environment |= {"BUCKETWIRE_TABLES_CATALOG_URI": parrot.url, "BUCKETWIRE_TABLES_CATALOG_CREDENTIAL": SECRET}

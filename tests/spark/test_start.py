@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import connectors, small_plans
+from spark_jobs import connectors, session
 from spark_jobs.folders import Folder
-from spark_jobs.jvm import ClassArchive
+from spark_jobs.session import ClassArchive
 from tests import provision, services
 from tests.services import spark_classes
 
@@ -97,29 +97,29 @@ def test_an_archive_that_could_not_be_kept_is_not_made(tmp_path: Path) -> None:
 def test_queries_of_few_rows_have_settings_of_their_own(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = "spark.sql.limit.scaleUpFactor", "spark.sql.adaptive.enabled"
     assert spark.sparkContext.getConf().get(theirs) == "false"
-    monkeypatch.setattr(small_plans, "_SETTINGS", {ours: "9", theirs: "true"})
-    session, partitions = spark.newSession(), "spark.sql.shuffle.partitions"
-    session.conf.set(partitions, "64")
-    before = session.conf.get(ours)
-    with small_plans.small_plans(session, is_small=True):
-        assert session.conf.get(ours) == "9"
-        assert session.conf.get(theirs) == "false"  # whoever set it knows better
-        assert session.conf.get(partitions) == "2"  # one for each core
-    assert (session.conf.get(ours), session.conf.get(partitions)) == (before, "64")
-    with small_plans.small_plans(session, is_small=False):
-        assert (session.conf.get(ours), session.conf.get(partitions)) == (before, "64")
+    monkeypatch.setattr(session, "_SMALL_PLANS", {ours: "9", theirs: "true"})
+    new, partitions = spark.newSession(), "spark.sql.shuffle.partitions"
+    new.conf.set(partitions, "64")
+    before = new.conf.get(ours)
+    with session.small_plans(new, is_small=True):
+        assert new.conf.get(ours) == "9"
+        assert new.conf.get(theirs) == "false"  # whoever set it knows better
+        assert new.conf.get(partitions) == "2"  # one for each core
+    assert (new.conf.get(ours), new.conf.get(partitions)) == (before, "64")
+    with session.small_plans(new, is_small=False):
+        assert (new.conf.get(ours), new.conf.get(partitions)) == (before, "64")
 
 
 def test_what_is_few(tmp_path: Path) -> None:
-    assert not small_plans.is_few(0)  # unknown
-    assert small_plans.is_few(small_plans.FEW)
-    assert not small_plans.is_few(small_plans.FEW + 1)
+    assert not session.is_few(0)  # unknown
+    assert session.is_few(session.FEW)
+    assert not session.is_few(session.FEW + 1)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "0").write_bytes(b"x")
-    assert small_plans.are_small_files(Folder.of(tmp_path))
+    assert session.are_small_files(Folder.of(tmp_path))
     with (tmp_path / "part" / "1").open("wb") as file:
         file.truncate(9 << 20)
-    assert not small_plans.are_small_files(Folder.of(tmp_path))
+    assert not session.are_small_files(Folder.of(tmp_path))
 
 
 @pytest.mark.parametrize("debug", ["", pytest.param("1", marks=NIGHTLY)])

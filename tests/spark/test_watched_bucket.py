@@ -361,7 +361,7 @@ def test_a_job_whose_source_is_paused_ends(listed_by_spark: ListedBucket, monkey
 
     listed, bucket = listed_by_spark, listed_by_spark.bucket
     ended = []
-    monkeypatch.setattr("spark_jobs.shutdown.begin", lambda: ended.append("ended"))
+    monkeypatch.setattr("spark_jobs.runs.end_early", lambda: ended.append("ended"))
     bucket.put("a")
     source = bucket.watch(initial="events")
     write = watched_bucket.write_parquet

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from app.events.model import Event
 from app.events.names import NULL, is_concrete
 from app.events.order import Entry, Fold
-from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.iceberg import Warehouse
 from spark_jobs.jobs.tables import Tables
 from tests.support.builders import DELETE, PUT
 

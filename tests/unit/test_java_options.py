@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.java_options import (
+from spark_jobs.java_environment import (
     MAX_QUICK_KEYS,
     archive_options,
     archive_path,

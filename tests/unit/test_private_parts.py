@@ -58,13 +58,11 @@ PRIVATE = {
     },
     "pyspark": {
         "spark_jobs/folders.py": {"_jsc", "_jvm"},
-        "spark_jobs/iceberg/catalog.py": {"_jvm"},
-        "spark_jobs/iceberg/table.py": {"_jsparkSession", "_jvm"},
+        "spark_jobs/iceberg.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/listings/inventory.py": {"_jvm"},
         "spark_jobs/listings/metadata_table.py": {"_jsparkSession", "_jvm"},
         "spark_jobs/progress.py": {"_jsc"},
-        "spark_jobs/jvm.py": {"_ensure_initialized", "_gateway", "_jvm", "_lock"},
-        "spark_jobs/session.py": {"_find_spark_home", "_gateway"},
+        "spark_jobs/session.py": {"_ensure_initialized", "_find_spark_home", "_gateway", "_jvm", "_lock"},
     },
     "redis": {"app/redis_answers.py": {"_sock"}, "workers/systems/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {

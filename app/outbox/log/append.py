@@ -19,6 +19,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.limits import is_larger
 from app.events.model import Event, is_posted
+from app.events.order import comparable, states_content
+from app.events.own_events import SERVICE_BUCKET, TEST_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.buckets import REMOVED, Remembered
 from app.outbox.engine.clock import DatabaseClock

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.iceberg.catalog import Warehouse
-from spark_jobs.iceberg.table import IcebergTable
+from spark_jobs.iceberg import IcebergTable, Warehouse
 from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs import tables as tables_job
 from spark_jobs.jobs.tables import Tables, update

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from spark_jobs.errors import describe_error
-from spark_jobs.iceberg.catalog import BadCatalog, Warehouse
-from spark_jobs.iceberg.table import IcebergTable
+from spark_jobs.iceberg import BadCatalog, IcebergTable, Warehouse
 from spark_jobs.jobs.tables import maintain, update
 from tests import services
 from tests.spark.tables.conftest import Merged

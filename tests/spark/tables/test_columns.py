@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.iceberg import Warehouse
 from spark_jobs.jobs.tables import Tables, update
 from spark_jobs.jobs.tables_journal import JOURNAL
 from tests import services

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from spark_jobs.iceberg.table import IcebergTable
+from spark_jobs.iceberg import IcebergTable
 from spark_jobs.jobs import tables as tables_job
 from spark_jobs.jobs.tables import Tables, is_due, maintain, update
 from tests.spark.tables.conftest import Merged

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.iceberg.catalog import AlreadyUpdating, Warehouse
-from spark_jobs.iceberg.table import IcebergTable
+from spark_jobs.iceberg import AlreadyUpdating, IcebergTable, Warehouse
 from spark_jobs.jobs.tables import Tables, update
 from tests import services
 from tests.spark.conftest import Job

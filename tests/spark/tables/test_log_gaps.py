@@ -13,7 +13,7 @@ from app.outbox.log.reading import log_state
 from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.tables import events as events_table
 from app.outbox.tables import log_head as head_table
-from spark_jobs.iceberg.table import LostPosition, Mark
+from spark_jobs.iceberg import LostPosition, Mark
 from spark_jobs.jobs import tables as job_of_tables
 from spark_jobs.jobs.tables import Tables, describe_gap, update
 from spark_jobs.jobs.tables_journal import JOURNAL

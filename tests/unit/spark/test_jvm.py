@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from spark_jobs.jvm import last_lines
+from spark_jobs.session import last_lines
 
 # Of Spark 4.1 as a user of no name.
 FAILED = b"""WARNING: Using incubator modules: jdk.incubator.vector

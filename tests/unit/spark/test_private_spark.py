@@ -13,14 +13,13 @@ PRIVATE = re.compile(
 # What each is used for; a new one needs a reason, or a public interface.
 USES = {
     "folders.py": {"_jvm", "_jsc"},  # write and delete files in any file system
-    "iceberg/catalog.py": {"_jvm"},  # register the driver of a JDBC catalog
-    "iceberg/table.py": {"_jvm", "_jsparkSession"},  # read the summary of a snapshot, and commit on a known one
-    # Start the JVM so that its output is kept, and end it, so that it writes its archive.
-    "jvm.py": {"_gateway", "_jvm", "_lock", "_ensure_initialized"},
+    # Register the driver of a JDBC catalog, read the summary of a snapshot, and commit on a known one.
+    "iceberg.py": {"_jvm", "_jsparkSession"},
     "listings/inventory.py": {"_jvm"},  # the time zone in which this JVM reads ORC
     "listings/metadata_table.py": {"_jvm", "_jsparkSession"},  # the snapshot of a table, and its operation
     "progress.py": {"_jsc"},  # the records that a stage has written so far
-    "session.py": {"_gateway"},  # whether this process has a JVM
+    # Start the JVM so that its output is kept, and end it, so that it writes its archive; whether this process has one.
+    "session.py": {"_gateway", "_jvm", "_lock", "_ensure_initialized"},
 }
 
 

@@ -35,7 +35,7 @@ from workers import scheduled_jobs
 from workers.scheduled_jobs import JobProcesses, JobResult, RunWakeUps, last_message
 
 # Like a job: Ctrl-C, SIGTERM and the end of its input stop it.
-ENDING = "from spark_jobs import shutdown; shutdown.on_sigterm(); shutdown.on_end_of_input(); import time; "
+ENDING = "from spark_jobs import runs; runs.end_on_sigterm(); runs.end_with_input(); import time; "
 
 
 def python(code: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) ->
 
 
 def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -> None:
-    code = f"{ENDING}shutdown._EXIT_TIMEOUT = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    code = f"{ENDING}runs._EXIT_TIMEOUT = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     # Many short sleeps: a signal that comes just before a sleep begins is handled only when that sleep has ended.
     code += "print(flush=True)\nwhile True: time.sleep(0.1)"
     job = subprocess.Popen(python(code), stdin=subprocess.PIPE, stdout=-1)

@@ -1,12 +1,19 @@
-"""Choose options of the driver's JVM with which it starts sooner. Imports no Spark.
+"""Prepare what the driver's JVM starts with: options with which it starts sooner, and a name for its user.
 
-What the operator has set wins: an option is left out where theirs contradict it.
+What the operator has set wins: an option is left out where theirs contradict it. Imports no Spark.
+
+Hadoop's login fails for a user that `/etc/passwd` does not have, such as in a container on OpenShift, and with it
+Spark's driver, before it reads any setting. nss_wrapper (Debian's libnss-wrapper, which the image with Spark has) finds
+users in another file.
 """
 
+import os
+import pwd
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 DEFAULT_OPTIONS = "spark.driver.defaultJavaOptions"  # before the operator's `spark.driver.extraJavaOptions`
 DEFAULTS = (DEFAULT_OPTIONS, "spark.executor.defaultJavaOptions")
@@ -96,3 +103,37 @@ def estimated_size(known: int, listing: str) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     entries = sum(file.stat().st_size for file in files if file.is_file()) // _BYTES_PER_ENTRY
     return max(known, 2 * entries)  # the target probably has as many rows
+
+
+_USER_NAME = "bucketwire"
+_WRAPPER = "libnss_wrapper.so"
+_folders: list[TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+def set_user_name() -> None:
+    """Have processes that this one starts from now on find a name for its user, unless it has one."""
+    loaded = os.environ.get("LD_PRELOAD", "")
+    if _has_user_name() or _WRAPPER in loaded:
+        return
+    folder = TemporaryDirectory(prefix="bucketwire-user-")
+    _folders.append(folder)
+    passwd = Path(folder.name) / "passwd"
+    passwd.write_text(f"{_USER_NAME}:x:{os.getuid()}:{os.getgid()}::{os.environ.get('HOME', '/')}:/bin/false\n")
+    os.environ["LD_PRELOAD"] = f"{loaded}:{_WRAPPER}" if loaded else _WRAPPER
+    os.environ["NSS_WRAPPER_PASSWD"] = str(passwd)
+    os.environ["NSS_WRAPPER_GROUP"] = "/etc/group"  # it does nothing without one
+
+
+def user_name_hint() -> str:
+    """Return why Java may not have started: its user has no name. Empty if it has one."""
+    if _has_user_name():
+        return ""
+    return f"user {os.getuid()} has no name, which Java needs: install libnss-wrapper, or add the user to /etc/passwd"
+
+
+def _has_user_name() -> bool:
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return True
