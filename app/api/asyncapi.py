@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from flask import Blueprint, Response
 
+from app.api.auth import PUBLIC, needs
 from app.api.description import answers
-from app.api.token_scopes import PUBLIC, needs
 from app.config.errors import BadSettings
 from app.config.fields.field_types import Choice
 from app.config.fields.fields import Field, fields_of

@@ -1,4 +1,4 @@
-"""Authenticate requests: find out whose token a request presents.
+"""Authenticate requests: find out whose token a request presents, and check its scope before a route is called.
 
 Until the first token is created the API needs none, but only for requests from this machine: it must listen on a
 loopback address, be called by one, and not through a proxy. From then on the API always needs a token, even after the
@@ -6,32 +6,45 @@ last one has been revoked.
 
 The console calls the routes for a browser: its session stands in for the token in the header. A command on the
 service's own database runs routes with every right, as the operating system's user: what it could not do by a route, it
-could by the database.
+could by the database. For metrics, `mc admin prometheus generate` writes bearer tokens into a configuration for
+Prometheus: JWTs of a hundred years that it signs by itself with the secret key of its alias (HS512). They end with the
+key.
+
+A route declares the scope that it needs: ingest, read or admin, which includes the others. A token may also be limited
+to buckets and targets.
 """
 
 import base64
+import hmac
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from flask import Request, g, request
+import orjson
+from flask import Flask, Request, current_app, g, request
 
-from app.api import mc_bearer
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.config.arn import TargetId
 from app.config.networks import is_loopback
-from app.config.settings import ApiToken, hash_token
+from app.config.settings import ApiToken, S3Key, hash_token
+from app.events.buckets import is_fixed
+from app.outbox import audit
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.errors import TokensUnknown
 
 if TYPE_CHECKING:
     from app.outbox.sessions import Sessions
     from app.outbox.tokens import Tokens
+
 
 # In the environment of a call within the process: a `ConsoleSession`, or the `audit.Actor` of a command. No client can
 # set a name of the environment that does not begin with HTTP_.
@@ -54,6 +67,21 @@ _UNSIGNED_ONLY = (
     "(Bearer <token>), or in the endpoint's URL: /v1/events?token=<token>"
 )
 _NOT_IN_A_URL = "and addresses are kept in logs: put one into the URL that has this scope alone"
+METRICS = "/metrics"
+# Of the paths that `mc` writes those with metrics of notifications, which are all that there are here.
+MC_METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "/minio/v2/metrics/cluster": METRICS,
+        "/minio/metrics/v3": METRICS,
+        "/minio/metrics/v3/notification": METRICS,
+    }
+)
+_ISSUER = "prometheus"
+F = TypeVar("F", bound=Callable[..., object])
+PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
+VISITOR = "visitor"  # of a page of the console, which checks its session itself and then calls routes that have a scope
+INGEST, READ, ADMIN = "ingest", "read", "admin"
+_SCOPE, _LIMITED = "needed_scope", "checks_limits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +153,8 @@ def authenticate(request: Request, *, posts_events: bool = False) -> ApiToken | 
                 presented = request.args.get("token", "")
                 in_url = bool(presented)
         digest, identity = hash_token(presented) if presented else "", None
-        if presented.count(".") == _DOTS and request.path == mc_bearer.METRICS:
-            identity = mc_bearer.identify(presented, opened.settings.every_s3_key, time.time())
+        if presented.count(".") == _DOTS and request.path == METRICS:
+            identity = identify_mc(presented, opened.settings.every_s3_key, time.time())
     else:
         digest, identity = session.digest, session.identity
     token = identity or (tokens.find_digest(digest) if digest else None)
@@ -215,3 +243,158 @@ def _is_local(host: str, origin: str) -> bool:
 def _unauthorized(detail: str, reason: str, actor: str = "", fact: str = "") -> ApiProblem:
     headers = {"WWW-Authenticate": 'Bearer realm="bucketwire"'}
     return ApiProblem("unauthorized", detail, headers=headers, reason=reason, actor=actor, fact=fact)
+
+
+def identify_mc(token: str, keys: Iterable[S3Key], now: float) -> ApiToken | None:
+    """Return what a token allows, which is what the S3 key does that has signed it; None if none of the keys has.
+
+    `now` is in seconds since 1970.
+    """
+    signed, _, signature = token.rpartition(".")
+    _, _, content = signed.partition(".")
+    try:
+        claims, given = orjson.loads(_decoded(content)), _decoded(signature)
+    except ValueError:
+        return None
+    if not isinstance(claims, dict) or claims.get("iss") != _ISSUER:
+        return None
+    key = next((key for key in keys if key.access_key == claims.get("sub")), None)
+    if key is None or not hmac.compare_digest(hmac.digest(key.secret_key.encode(), signed.encode(), "sha512"), given):
+        return None
+    expires = claims.get("exp")
+    if not isinstance(expires, int | float) or not now < expires < math.inf:
+        return None
+    return ApiToken(key.name, key.scopes, "", kind="key")
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+
+
+def needs(scope: str, *, limited: bool = False) -> Callable[[F], F]:
+    """Declare the scope of a route; use it below the routing decorators.
+
+    A token that is limited to buckets and targets is refused, unless the route is declared `limited`: its path names a
+    target, which is checked here, or it calls `require_target` or `require_bucket` before it does anything.
+    """
+
+    def declare(view: F) -> F:
+        setattr(view, _SCOPE, scope)
+        setattr(view, _LIMITED, limited)
+        return view
+
+    return declare
+
+
+def scope_of(app: Flask, endpoint: str) -> str | None:
+    """Return the scope that a route has declared; a test verifies that every route has one."""
+    return getattr(app.view_functions[endpoint], _SCOPE, None)
+
+
+def scope_of_view(endpoint: str | None) -> str | None:
+    """Return the scope of the route that handles a request of this app."""
+    return scope_of(current_app, endpoint) if endpoint else None
+
+
+def install(app: Flask) -> None:
+    """Check every request before its route is called."""
+
+    @app.before_request
+    def _check() -> None:
+        asked: Request = request._get_current_object()  # type: ignore[attr-defined]  # each access to a proxy costs
+        endpoint = asked.endpoint
+        if endpoint is None:
+            return  # the path does not exist
+        scope = scope_of(app, endpoint)
+        if scope in (PUBLIC, VISITOR):
+            return
+        token = authorize(asked, scope or ADMIN)
+        if token is not None and token.is_limited:
+            _check_limits(token, asked)
+        if scope not in (INGEST, READ):  # what the others change is in the audit log
+            g.acting = ExitStack()
+            g.acting.enter_context(audit.acting(_actor(asked, token)))
+
+    @app.teardown_request
+    def _end(_error: BaseException | None) -> None:
+        acting: ExitStack | None = g.pop("acting", None)
+        if acting is not None:
+            acting.close()
+
+
+def check(request: Request, scope: str) -> ApiToken | None:
+    """Return the token of the request, or of the console's session; None if none is needed.
+
+    Raises `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read.
+    """
+    token = authenticate(request, posts_events=scope == INGEST)
+    if token is not None and not {scope, ADMIN} & token.scopes:
+        detail = f"the token {token.name!r} lacks the scope {scope}"
+        raise ApiProblem("forbidden", detail, {"scope": scope}, reason="scope", actor=token.actor, fact=scope)
+    return token
+
+
+def authorize(request: Request, scope: str) -> ApiToken | None:
+    """Do as `check`, and remember the token for the limits."""
+    token = check(request, scope)
+    g.token = token
+    return token
+
+
+def acting(token: ApiToken | None) -> AbstractContextManager[None]:
+    """Attribute what is changed within the block to the user of this token, by this request."""
+    return audit.acting(_actor(request, token))
+
+
+def require_target(target: TargetId | None) -> None:
+    """Raise `ApiProblem` if the request's token is limited and does not name this target, or none is given."""
+    token = _limited_token()
+    if token is not None and (target is None or str(target) not in token.targets):
+        raise _beyond_limits(token, "targets", token.targets)
+
+
+def require_bucket(bucket: str) -> None:
+    """Raise `ApiProblem` if the request's token is limited and does not name this bucket."""
+    token = _limited_token()
+    if token is not None and not token.includes(bucket):
+        of_tenant = [f"{token.tenant}:…"] if is_fixed(token.tenant) else []
+        raise _beyond_limits(token, "buckets", token.buckets or of_tenant)
+
+
+def is_limited() -> bool:
+    """Return whether the request's token is limited to buckets or targets."""
+    return _limited_token() is not None
+
+
+def may_see(target: TargetId) -> bool:
+    """Return whether the request's token allows to read about a target."""
+    token = _limited_token()
+    return token is None or str(target) in token.targets
+
+
+def _limited_token() -> ApiToken | None:
+    token: ApiToken | None = g.get("token")
+    return token if token is not None and token.is_limited else None
+
+
+def _check_limits(token: ApiToken, request: Request) -> None:
+    if not getattr(current_app.view_functions[request.endpoint or ""], _LIMITED, False):
+        detail = f"the token {token.name!r} is limited to buckets or targets; this concerns all"
+        raise ApiProblem("forbidden", detail, reason="limits")
+    path = request.view_args or {}
+    if "type_name" in path:
+        require_target(TargetId(path["type_name"], path["name"]))
+
+
+def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiProblem:
+    names = f"the {kind} {', '.join(allowed)}" if allowed else f"no {kind}"
+    return ApiProblem("forbidden", f"the token {token.name!r} is limited to {names}"[:4096], reason="limits")
+
+
+def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
+    if COMMAND in request.environ:
+        actor: audit.Actor = request.environ[COMMAND]
+        return actor
+    route = request.url_rule.rule if request.url_rule else ""
+    via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
+    return audit.Actor(token.actor if token else "local", request.remote_addr or "", via)

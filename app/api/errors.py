@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from flask import Flask, Request, Response, g, has_request_context, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
-from app.api.request_marks import Refusal, set_refusal
+from app.api.wsgi_layers import Refusal, set_refusal
 from app.config.errors import BadValue
 from app.config.settings import ApiToken
 from app.config.target_settings import BadSettings

@@ -13,32 +13,30 @@ from typing import Any
 import orjson
 from flask import Flask, Response
 
-from app.api import auth, errors, services, token_scopes
-from app.api.flask_app import App
-from app.api.refused import Refused
-from app.api.services import Services
+from app.api import Refused, auth, errors, services
+from app.api.services import App, Services
 from app.outbox.audit import Actor
 
 # The routes that commands call, by the first part of their paths, and their modules. A command imports what it calls:
 # all of them take three times as long to import as those of the targets.
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "audit": "audit",
-        "buckets": "buckets",
-        "dead-letters": "dead_letters",
-        "declaration": "manifest",
-        "doctor": "doctor",
-        "events": "search",
-        "processes": "status",
+        "audit": "access",
+        "buckets": "declaration",
+        "dead-letters": "undelivered",
+        "declaration": "declaration",
+        "doctor": "service",
+        "events": "event_log",
+        "processes": "service",
         "reconciliations": "reconciliations",
-        "replays": "replays",
-        "retries": "retries",
+        "replays": "undelivered",
+        "retries": "undelivered",
         "rules": "rules",
-        "settings": "service_settings",
+        "settings": "declaration",
         "sources": "sources",
-        "status": "status",
+        "status": "service",
         "targets": "targets",
-        "tokens": "tokens",
+        "tokens": "access",
     }
 )
 _NO_LOG = logging.NullHandler()  # what the API would log, a command reports, or its user need not know
@@ -108,7 +106,7 @@ class CommandApi:
         if module not in self._apps:
             app = self._apps[module] = App()
             services.install(app, self._opened)
-            token_scopes.install(app)
+            auth.install(app)
             app.register_error_handler(Exception, _answer)
             app.register_blueprint(import_module(f"app.api.routes.{module}").routes)
         return self._apps[module]

@@ -15,9 +15,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.api.listen.streams import SocketHandedOver
-from app.api.probes import PROBES
-from app.api.request_marks import Refusal, refusal_of, route_of
+from app.api.listen.broadcaster import SocketHandedOver
+from app.api.wsgi_layers import PROBES, Refusal, refusal_of, route_of
 from app.logs import clause, printable
 from app.outbox import audit, refusals
 from app.outbox.engine.clock import elapsed

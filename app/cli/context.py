@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.cli.client import Client, Transport
 from app.cli_common.context import ServiceContext
 from app.cli_common.output import Output

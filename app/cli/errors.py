@@ -1,6 +1,6 @@
 """Describe why a command failed, also where the API refused, or the supervisor could not start a process."""
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.cli_common import describe_errors
 from app.config.errors import BadSettings, Problem
 from app.supervisor.embedded_broker import RedisMissing

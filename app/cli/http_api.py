@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import orjson
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.cli_common import CommandError
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl
 

@@ -11,9 +11,8 @@ from urllib.parse import urlencode
 import orjson
 from flask import Response, current_app, request
 
-from app.api import in_process
+from app.api import Refused, in_process
 from app.api.auth import SESSION, ConsoleSession
-from app.api.refused import Refused
 from app.api.services import reserve
 
 _SERVER = (

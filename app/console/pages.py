@@ -12,12 +12,10 @@ from urllib.parse import quote, urlencode
 
 from flask import Blueprint, Response, current_app, g, make_response, render_template, request, send_from_directory
 
-from app.api import auth, token_scopes
+from app.api import Refused, auth
 from app.api.errors import PROBLEM_TYPES, ApiProblem, note_refusal, to_problem
-from app.api.protection import PROTECTION
-from app.api.refused import Refused
-from app.api.request_marks import Refusal, set_refusal
 from app.api.services import services
+from app.api.wsgi_layers import PROTECTION, Refusal, set_refusal
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import calls, formats
@@ -67,19 +65,19 @@ class Visitor:
     @property
     def may_change(self) -> bool:
         """Whether to offer what changes something; the API decides again when it is called."""
-        return token_scopes.ADMIN in self.scopes
+        return auth.ADMIN in self.scopes
 
 
 def page(rule: str, *methods: str) -> Callable[[F], F]:
     """Register a page for visitors; with `POST` it gets only forms that it has made itself, for this session."""
 
-    return _registering(rule, methods, token_scopes.VISITOR)
+    return _registering(rule, methods, auth.VISITOR)
 
 
 def open_page(rule: str, *methods: str) -> Callable[[F], F]:
     """Register a page that needs no session; it reveals nothing."""
 
-    return _registering(rule, methods, token_scopes.PUBLIC)
+    return _registering(rule, methods, auth.PUBLIC)
 
 
 def action(rule: str, back: str, filters: Sequence[str] = ()) -> Callable[[F], F]:
@@ -103,7 +101,7 @@ def action(rule: str, back: str, filters: Sequence[str] = ()) -> Callable[[F], F
 def _registering(rule: str, methods: Sequence[str], scope: str) -> Callable[[F], F]:
     def register(view: F) -> F:
         endpoint = f"{view.__module__.rpartition('.')[2]}_{view.__name__}"
-        return routes.route(rule, methods=methods or ("GET",), endpoint=endpoint)(token_scopes.needs(scope)(view))
+        return routes.route(rule, methods=methods or ("GET",), endpoint=endpoint)(auth.needs(scope)(view))
 
     return register
 
@@ -123,13 +121,13 @@ def visitor() -> Visitor:
 def _identify() -> Response | None:
     """Find out who the visitor is, by the API's own check, and refuse forms that come from elsewhere."""
     request.max_content_length = _LARGEST_FORM
-    if token_scopes.scope_of_view(request.endpoint) != token_scopes.VISITOR:
+    if auth.scope_of_view(request.endpoint) != auth.VISITOR:
         return None
     held = seals().read_session(request)
     session = held if held is not None and is_active(held) else None
     request.environ[auth.SESSION] = _credential(session)
     try:
-        token = token_scopes.check(request, token_scopes.READ)
+        token = auth.check(request, auth.READ)
     except ApiProblem as problem:
         if problem.kind != "unauthorized":
             raise

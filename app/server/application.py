@@ -6,34 +6,23 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app import console, telemetry
-from app.api import answer_forms, asyncapi, errors, openapi, services, token_scopes, tracing
-from app.api.flask_app import App
-from app.api.memory import BoundedAnswers
+from app.api import answer_forms, asyncapi, auth, description, errors, services
+from app.api.request_body import BoundedAnswers
 from app.api.request_counts import CountedRequests
 from app.api.routes import (
-    audit,
-    buckets,
-    dead_letters,
-    doctor,
+    access,
+    declaration,
+    event_log,
     events,
-    health,
-    manifest,
     metrics,
-    partitions,
     reconciliations,
-    replays,
-    retries,
     rules,
-    search,
-    series,
-    service_settings,
+    service,
     sources,
-    status,
-    stream,
-    target_test,
     targets,
-    tokens,
+    undelivered,
 )
+from app.api.services import App
 from app.config.settings import Settings
 from app.outbox.errors import TokensUnknown
 from app.outbox.log.append import Receipt
@@ -41,28 +30,17 @@ from app.outbox.log.append import Receipt
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
     events.routes,
-    search.routes,
-    stream.routes,
+    event_log.routes,
     targets.routes,
     sources.routes,
-    buckets.routes,
-    partitions.routes,
-    target_test.routes,
+    declaration.routes,
     rules.routes,
-    manifest.routes,
-    service_settings.routes,
-    dead_letters.routes,
-    replays.routes,
+    undelivered.routes,
     reconciliations.routes,
-    audit.routes,
-    series.routes,
-    status.routes,
-    doctor.routes,
-    tokens.routes,
-    retries.routes,
-    health.routes,
+    access.routes,
+    service.routes,
     metrics.routes,
-    openapi.routes,
+    description.routes,
     asyncapi.routes,
     console.routes,
 )
@@ -80,10 +58,10 @@ def create_app(settings: Settings) -> Flask:
     services.install(app, opened)
     errors.install(app, answer_forms.refuse)
     if (traces := telemetry.tracing()) is not None:
-        tracing.install(app, traces)  # first, so that a request without a valid token has a span, too
-    token_scopes.install(app)
-    health.install(app, opened.database)
-    doctor.install(app, opened)
+        events.install_tracing(app, traces)  # first, so that a request without a valid token has a span, too
+    auth.install(app)
+    service.install_readiness(app, opened.database)
+    service.install_doctor(app, opened)
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
@@ -112,7 +90,7 @@ def _add_signed_apps(app: Flask, opened: services.Services) -> None:
     from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
     from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
-    streams = stream.install(app, opened.database, tls=bool(opened.settings.tls_cert))
+    streams = event_log.install_streams(app, opened.database, tls=bool(opened.settings.tls_cert))
     front = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)
     counted = CountedRequests(BoundedAnswers(front, opened.memory), opened.request_counts)
     app.wsgi_app = counted  # type: ignore[method-assign]  # as Flask's documentation has it

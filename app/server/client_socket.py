@@ -17,7 +17,7 @@ from app.api.errors import ClientGone
 _T = TypeVar("_T")
 _PATIENCE = 60.0  # seconds without a byte from or to the client, after which its connection counts as lost
 # That requests which are not complete, and answers, may hold in memory while their clients are waited for. Less than
-# the pool that they share (`app.api.memory`), or clients that neither send nor read would keep all others from it.
+# the pool that they share (`app.api.request_body`), or clients that neither send nor read keep all others from it.
 _MAX_HELD_BYTES = 160 * 2**20
 
 

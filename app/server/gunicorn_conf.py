@@ -9,8 +9,8 @@ from typing import Any
 
 import app.server.worker_imports  # noqa: F401 - before the workers are forked
 from app import logs, service_manager, telemetry
-from app.api.probes import stopping
 from app.api.services import services_of
+from app.api.wsgi_layers import stopping
 from app.broker import load_transport
 from app.config.errors import BadSettings
 from app.config.settings import Settings

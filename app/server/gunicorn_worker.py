@@ -17,10 +17,9 @@ from typing import Any
 from gunicorn import http, util
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
-from app.api.listen.streams import SocketHandedOver
-from app.api.probes import PROBES, stopping
-from app.api.protection import PROTECTION
+from app.api.listen.broadcaster import SocketHandedOver
 from app.api.services import services_of
+from app.api.wsgi_layers import PROBES, PROTECTION, stopping
 from app.logs import Repetitions
 from app.server.client_socket import ClientSocket, Slots
 

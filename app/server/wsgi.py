@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prometheus_client import Metric
 
 from app import logs, telemetry
-from app.api.memory import return_freed_blocks
+from app.api.request_body import return_freed_blocks
 from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings

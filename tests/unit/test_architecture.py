@@ -245,7 +245,7 @@ def test_the_seam_between_the_two_halves_is_names_of_programs() -> None:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("workers.")
     }
-    assert naming == {"app/cli/commands/processes.py", "app/api/routes/target_test.py"}
+    assert naming == {"app/cli/commands/processes.py", "app/api/routes/targets.py"}
 
 
 def test_one_package_knows_opentelemetry_and_is_imported_where_it_is_wanted() -> None:

@@ -69,7 +69,7 @@ PRIVATE = {
         "app/console/openid_provider.py": {"_new_conn"},
         "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},
     },
-    "werkzeug": {"app/api/flask_app.py": {"_compile_builder"}},
+    "werkzeug": {"app/api/services.py": {"_compile_builder"}},
 }  # fmt: skip
 
 

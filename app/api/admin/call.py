@@ -21,9 +21,8 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 from werkzeug.wrappers import Request, Response
 
-from app.api.s3 import payload
 from app.api.s3.errors import S3Error
-from app.api.s3.signature import Received, Seal
+from app.api.s3.signature import Received, Seal, read_signed_body
 from app.api.services import Services
 
 LIMIT = 262_272  # bytes of an encrypted body; MinIO's own limit
@@ -55,7 +54,7 @@ class AdminCall:
         if length > LIMIT:
             raise S3Error("XMinioAdminConfigTooLarge", f"The body has {length} bytes; at most {LIMIT} are allowed.")
         try:
-            return decrypt(payload.read(self.request.stream, length, self.seal), self.seal.key.secret_key).decode()
+            return decrypt(read_signed_body(self.request.stream, length, self.seal), self.seal.key.secret_key).decode()
         except (BadBody, UnicodeDecodeError) as error:
             problem = error if isinstance(error, BadBody) else "the text is not UTF-8"
             raise S3Error("XMinioAdminConfigBadJSON", f"{problem}.".capitalize()) from None

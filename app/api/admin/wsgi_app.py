@@ -1,33 +1,291 @@
 """Answer MinIO's admin API: verify the signature, run the operation, or refuse it in the JSON that `mc` prints.
 
-Of the operations, `mc admin info` and `mc admin service restart` are here, those of settings in `config_kv`.
+The operations are `mc admin config get|set|reset|export|import` for the settings of targets and their help,
+`mc admin info` and `mc admin service restart`. Sections of settings are written as MinIO does: a line for each target,
+variables of the environment as comments.
 """
 
 import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from urllib.parse import unquote
 
 import orjson
 from werkzeug.wrappers import Request, Response
 
-from app.api.admin import config_kv
 from app.api.admin.call import AdminCall, json_answer
-from app.api.request_marks import set_route
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received
-from app.api.s3.signed_app import SignedApp, actor_of
+from app.api.s3.wsgi_app import SignedApp, actor_of
 from app.api.services import Services
-from app.config.errors import BadSettings
+from app.api.wsgi_layers import set_route
+from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts, sync_events
+from app.config.arn import UNNAMED, TargetId
+from app.config.errors import REDACTED, BadSettings, nearest
+from app.config.fields.fields import fields_of
+from app.config.formats.config_help import api_helps, describe_section, key_helps
+from app.config.formats.environment import variable
+from app.config.formats.notify_lines import is_api_line, parse_api_line, take_api_lines, to_line
+from app.config.target_settings import joined, parse_line, parse_lines, redacted
+from app.config.targets.base import TargetSettings, ordered_fields
+from app.config.targets.registry import section_type, sections
+from app.manifest.changes import set_keys
 from app.outbox import audit
 from app.outbox.buckets import count_buckets
 from app.outbox.delivery.availability import with_failing
-from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.targets import OPENED, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget, Registry, TargetInUse
+from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
 from app.resources.refusal import ADMIN_ROUTE
+
+log = logging.getLogger("bucketwire.api")
+# MinIO's sections of settings that are not targets: a backup of a MinIO has them.
+_ELSEWHERE = frozenset(
+    {
+        "audit_kafka", "audit_webhook", "batch", "browser", "cache", "callhome", "compression", "crawler",
+        "credentials", "drive", "etcd", "heal", "identity_ldap", "identity_openid", "identity_plugin", "identity_tls",
+        "ilm", "lambda_webhook", "logger_webhook", "policy_opa", "policy_plugin", "region", "scanner", "site",
+        "storage_class", "subnet",
+    }
+)  # fmt: skip
+_APPLIED = {"x-minio-config-applied": "true"}  # so that `mc` asks for no restart
+_MAX_MESSAGE_CHARACTERS = 4096  # characters of a message
+_NO_HISTORY = re.compile(r"(list|clear|restore)-config-history-kv")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTarget:
+    """A target as it is to be written. A `problem` is written instead of texts that cannot be read."""
+
+    target: TargetId
+    texts: Mapping[str, str]
+    enabled: bool
+    from_environment: bool = False
+    problem: str = ""
+
+
+def unset_target(cls: type[TargetSettings]) -> ShownTarget:
+    """Return the unnamed target of a section in which it is not set: off, with every default."""
+    return ShownTarget(TargetId(cls.type_name, UNNAMED), {}, enabled=False)
+
+
+def section_text(cls: type[TargetSettings], targets: Iterable[ShownTarget], *, backup: bool = False) -> str:
+    """Write targets of a section, one line for each.
+
+    As in MinIO, keys of a secret that is set are left out, `enable` if it is on, and `comment` if it is empty. For a
+    `backup` secrets are `*redacted*`, so that importing it keeps the stored ones, and what an import should not set is
+    a comment.
+    """
+    return "".join(f"{line}\n" for target in targets for line in _lines(cls, target, backup=backup))
+
+
+def _lines(cls: type[TargetSettings], shown: ShownTarget, *, backup: bool) -> list[str]:
+    if shown.problem:
+        return [_comment(shown.problem)]
+    try:
+        if shown.from_environment:
+            line = to_line(shown.target, {})
+            return [*_variables(cls, shown, backup=backup), _comment(line) if backup else line]
+        line = to_line(shown.target, _values(cls, shown, backup=backup))
+    except BadSettings as error:  # a value that no line can hold
+        return [_comment(str(error.about(str(shown.target))))]
+    return [line if shown.enabled or not backup else _comment(line)]
+
+
+def _comment(text: str) -> str:
+    return "# " + " ".join(text.splitlines())
+
+
+def _values(cls: type[TargetSettings], shown: ShownTarget, *, backup: bool) -> dict[str, str]:
+    values = {name: key.default or "" for name, key in ordered_fields(cls).items()} | dict(shown.texts)
+    left_out = set() if backup else _secrets(cls, shown.texts)
+    left_out |= {"enable"} if shown.enabled else set()
+    left_out |= set() if values["comment"] else {"comment"}
+    off = {} if shown.enabled else {"enable": "off"}
+    return {name: text for name, text in (values | off).items() if name not in left_out}
+
+
+def _variables(cls: type[TargetSettings], shown: ShownTarget, *, backup: bool) -> Iterator[str]:
+    texts = redacted(cls.type_name, shown.texts)
+    left_out = set() if backup else _secrets(cls, shown.texts)
+    for name in ordered_fields(cls):
+        if texts.get(name) and name not in left_out:
+            yield f"# {variable(cls, name, shown.target.name)}={texts[name]}"
+
+
+def _secrets(cls: type[TargetSettings], texts: Mapping[str, str]) -> set[str]:
+    keys = ordered_fields(cls)
+    shown = redacted(cls.type_name, texts)
+    return {name for name, text in shown.items() if text == REDACTED and (name not in keys or keys[name].secret)}
+
+
+def get_config(call: AdminCall) -> Response:
+    """Answer `GET get-config-kv?key=<section>[:<name>]`: the section's targets, or one; a name may be empty or `_`."""
+    section, colon, name = call.parameter("key").partition(":")
+    if section == SECTION:
+        return call.encrypted(_api_text(call))
+    cls = _section(section)
+    shown = _shown(call.parts.registry, cls)
+    if colon:
+        wanted = name or UNNAMED
+        names = [target.target.name for target in shown]
+        shown = [target for target in shown if target.target.name == wanted]
+        if not shown:
+            close = nearest(wanted, names)
+            hint = f"; did you mean {close}?" if close else ""
+            message = f"there is no target `{wanted[:64]}` for subsystem `{section}`{hint}"
+            raise S3Error("XMinioConfigError", message)
+    return call.encrypted(section_text(cls, shown))
+
+
+def set_config(call: AdminCall) -> Response:
+    """Answer `PUT set-config-kv`: set the keys of each line's target; keys that are left out keep their values."""
+    text = call.text()
+    _refuse_elsewhere(text)
+    if "\n" not in text.strip():
+        api, targets = (parse_api_line(text), {}) if is_api_line(text) else ({}, joined([parse_line(text)]))
+    else:
+        api, others = take_api_lines(text)
+        targets = joined(parse_lines(others))
+    _set(call, targets, api)
+    return Response(headers=_APPLIED)
+
+
+def reset_config(call: AdminCall) -> Response:
+    """Answer `DELETE del-config-kv`: reset keys of a target to their defaults, or without keys remove the target.
+
+    A target in use is not removed, because its undelivered events would be lost.
+    """
+    text = call.text()
+    _refuse_elsewhere(text)
+    head, *keys = text.split() or [""]
+    if head == SECTION:
+        _set(call, {}, api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")))
+        return Response(headers=_APPLIED)
+    target, _ = parse_line(head)
+    registry = call.parts.registry
+    try:
+        registry.target(target)
+    except UnknownTarget:
+        if target.name == UNNAMED and not keys:
+            return Response(headers=_APPLIED)  # it is at its defaults already
+        raise
+    if keys:
+        _set(call, {target: dict.fromkeys(keys, "")}, {})
+    else:
+        registry.remove(target)
+        log.info("%s was removed by the key %s", target, call.seal.key.name)
+    return Response(headers=_APPLIED)
+
+
+def config_help(call: AdminCall) -> Response:
+    """Answer `GET help-config-kv?subSys=<section>&key=<key>[&env]`: the sections, or the keys of one."""
+    section, key = call.parameter("subSys").partition(":")[0], call.parameter("key")
+    if not section:
+        known = [_help(SECTION, ABOUT)]
+        known += [_help(name, describe_section(cls), several=True) for name, cls in sections().items()]
+        return json_answer({"subSys": "", "description": "", "multipleTargets": False, "keysHelp": known})
+    variables = call.received.parameter("env") is not None
+    if section == SECTION:
+        keys, about, several = api_helps(variables=variables), ABOUT, False
+    else:
+        cls = _section(section)
+        keys, about, several = key_helps(cls, variables=variables), describe_section(cls), True
+    if key and key not in keys:
+        close = nearest(key, keys)
+        hint = f"; did you mean {close}?" if close else ""
+        raise S3Error("XMinioConfigError", f"unknown key {key[:64]} for sub-system {section}{hint}")
+    described = [
+        _help(each.name, each.about, kind=each.kind, optional=not each.mandatory)
+        for name, each in keys.items()
+        if not key or name in (key, "enable")
+    ]
+    facts = {"subSys": section, "description": about, "multipleTargets": several}
+    return json_answer(facts | {"keysHelp": described})
+
+
+def export_config(call: AdminCall) -> Response:
+    """Answer `GET config`: every section. Secrets are redacted, unlike MinIO's; an import keeps the stored ones."""
+    registry = call.parts.registry
+    texts = [section_text(cls, _shown(registry, cls), backup=True) for cls in sections().values()]
+    return call.encrypted(_api_text(call) + "".join(texts))
+
+
+def import_config(call: AdminCall) -> Response:
+    """Answer `PUT config`: set the targets and the section `api` of a backup, also of a MinIO's, all or none.
+
+    Targets that are not in it stay as they are. MinIO's other sections are left out.
+    """
+    api, text = take_api_lines(call.text(), backup=True)
+    lines = text.split("\n")
+    heads = [line.split(maxsplit=1) for line in lines]
+    left_out = {head[0].partition(":")[0] for head in heads if head} & _ELSEWHERE
+    if left_out:
+        log.warning("import: left out %s, which are not settings of targets", ", ".join(sorted(left_out)))
+    # A line without keys is that of a target of the environment. Empty lines keep the numbers of the others.
+    kept = [
+        line if len(head) > 1 and head[0].partition(":")[0] not in _ELSEWHERE else ""
+        for line, head in zip(lines, heads, strict=True)
+    ]
+    _set(call, joined(parse_lines("\n".join(kept))), api)
+    return Response()
+
+
+def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]], api: Mapping[str, str]) -> None:
+    plan = set_keys(call.parts.registry, settings, api)
+    call.parts.wakeups.request()  # new settings are tried at once, also of a target that was unavailable
+    for change in plan.changes:
+        log.info("%s was set by the key %s", change.resource, call.seal.key.name)
+        for sentence in change.warnings:
+            log.warning("%s: %s", change.resource, sentence)
+    for key, text in plan.api.items():
+        log.info("%s %s=%s was set by the key %s", SECTION, key, text, call.seal.key.name)
+
+
+def _api_text(call: AdminCall) -> str:
+    """Write the section `api` as MinIO does; a variable that takes precedence is a comment before the stored value."""
+    variable = call.parts.settings.sync_events
+    comment = f"# {fields_of(ApiSettings)['sync_events'].env}={variable}\n" if variable else ""
+    return f"{comment}{SECTION} sync_events={sync_events('', call.parts.registry.api_settings()).value}\n"
+
+
+def _section(section: str) -> type[TargetSettings]:
+    _refuse_elsewhere(section)
+    try:
+        return section_type(section)
+    except BadSettings as error:
+        raise S3Error("XMinioConfigError", f"unknown sub-system {section[:64]}; {error.problems[0].hint}") from None
+
+
+def _refuse_elsewhere(text: str) -> None:
+    """Raise `S3Error` for text that begins with a section of MinIO that this service does not have."""
+    head = re.match(r"\s*([^\s:]+)", text)
+    if head and head[1] in _ELSEWHERE:
+        known = ", ".join([SECTION, *sections()])
+        raise S3Error("XMinioConfigError", f"{head[1]} is not part of this service, whose sections are {known}")
+
+
+def _shown(registry: Registry, cls: type[TargetSettings]) -> list[ShownTarget]:
+    """Return the targets of a section, the unnamed one first, whether it is set or not."""
+    stored = [row for row in registry.targets() if row.target.type == cls.type_name]
+    shown = sorted((_one(registry, row) for row in stored), key=lambda target: target.target.name != UNNAMED)
+    return shown if shown and shown[0].target.name == UNNAMED else [unset_target(cls), *shown]
+
+
+def _one(registry: Registry, row: StoredTarget) -> ShownTarget:
+    texts, problem = {}, ""
+    try:
+        texts = registry.texts(row)
+    except BadSettings as error:  # sealed with a key that is not known any more
+        problem = str(error)
+    return ShownTarget(row.target, texts, row.enabled, row.origin == "environment" and row.enabled, problem)
+
+
+def _help(key: str, about: str, *, kind: str = "", optional: bool = True, several: bool = False) -> dict[str, object]:
+    return {"key": key, "description": about, "optional": optional, "type": kind, "multipleTargets": several}
 
 
 def info(call: AdminCall) -> Response:
@@ -76,21 +334,17 @@ def service(call: AdminCall) -> Response:
     return json_answer({"action": action, "dryRun": dry_run, "results": [{"host": call.request.host}]})
 
 
-log = logging.getLogger("bucketwire.api")
-_MAX_MESSAGE_CHARACTERS = 4096  # characters of a message
-
 # By method and the path below /minio/admin/v3/.
 _CALLS: Mapping[tuple[str, str], Callable[[AdminCall], Response]] = {
-    ("GET", "get-config-kv"): config_kv.get,
-    ("PUT", "set-config-kv"): config_kv.set_,
-    ("DELETE", "del-config-kv"): config_kv.delete,
-    ("GET", "help-config-kv"): config_kv.help_,
-    ("GET", "config"): config_kv.export,
-    ("PUT", "config"): config_kv.import_,
+    ("GET", "get-config-kv"): get_config,
+    ("PUT", "set-config-kv"): set_config,
+    ("DELETE", "del-config-kv"): reset_config,
+    ("GET", "help-config-kv"): config_help,
+    ("GET", "config"): export_config,
+    ("PUT", "config"): import_config,
     ("GET", "info"): info,
     ("POST", "service"): service,
 }
-_NO_HISTORY = re.compile(r"(list|clear|restore)-config-history-kv")
 
 
 class AdminApp(SignedApp):

@@ -2,14 +2,20 @@
 
 A small event goes into the connection's write buffer. A large one stays where it is and goes there in pieces: all
 streams that send it share its bytes, and all large events that are being sent have a limit together.
+
+Asyncio accepts no TLS socket, so over TLS it gets one end of a socket pair, and a thread copies.
 """
 
 import asyncio
+import contextlib
+import select
+import socket
+import ssl
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.api.listen.query import StreamQuery
-from app.api.listen.wire_format import LAST_CHUNK, Line, frame, head
+from app.api.listen.protocol import LAST_CHUNK, Line, StreamQuery, frame, head
 from app.rules.matching import Matcher, compile_rules
 
 MAX_BUFFERED_BYTES = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
@@ -19,6 +25,7 @@ _STALL = 10.0  # seconds in which a reader of one has to read some of it, while 
 LEGACY_PING = 0.5  # seconds
 _EARLY = 0.05  # seconds by which a tick may be early
 _LINGER = 10.0  # seconds that a reader has for the end of a stream
+_CHUNK = 64 * 1024
 
 
 class Stream(asyncio.Protocol):
@@ -238,3 +245,62 @@ class LargeEvents:
                 self._seen[stream] = stream.waiting, now
             elif now - since >= _STALL:
                 stream.abort()
+
+
+def decrypt(secure: ssl.SSLSocket, buffer_size: int) -> socket.socket:
+    """Return a plain socket whose bytes are sent through `secure`; it is closed when `secure` is.
+
+    At most `buffer_size` bytes are buffered. Received bytes are dropped: a stream's client sends nothing more. This
+    takes one thread for each stream.
+    """
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_size)
+    threading.Thread(target=_copy, args=(secure, far), name="listen-tls", daemon=True).start()
+    return near
+
+
+def _copy(secure: ssl.SSLSocket, far: socket.socket) -> None:
+    with secure, far, contextlib.suppress(OSError):  # TLS errors are OSErrors; the client has disconnected
+        secure.setblocking(False)
+        both = select.poll()
+        both.register(secure, select.POLLIN)
+        both.register(far, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in both.poll()}
+            if secure.fileno() in ready and not _discard_input(secure):
+                return
+            if far.fileno() in ready:
+                content = far.recv(_CHUNK)
+                if not content:
+                    secure.unwrap()
+                    return
+                _send(secure, far, content)
+
+
+def _discard_input(secure: ssl.SSLSocket) -> bool:
+    """Discard received bytes; return whether the client is still connected."""
+    try:
+        while secure.recv(_CHUNK):
+            pass
+    except ssl.SSLWantReadError:
+        return True
+    return False
+
+
+def _send(secure: ssl.SSLSocket, far: socket.socket, content: bytes) -> None:
+    """Send all of it, or raise OSError if the other end of the pair is closed before that."""
+    rest = memoryview(content)
+    while rest:
+        events = select.POLLOUT
+        try:
+            rest = rest[secure.send(rest) :]
+            continue
+        except ssl.SSLWantReadError:
+            events = select.POLLIN
+        except ssl.SSLWantWriteError:
+            pass
+        either = select.poll()
+        either.register(secure, events)
+        either.register(far, 0)  # reports only that it was closed
+        if far.fileno() in {descriptor for descriptor, _ in either.poll()}:
+            raise ConnectionAbortedError

@@ -1,27 +1,34 @@
-"""Record posted events durably before the answer."""
+"""Record posted events durably before the answer.
+
+If traces are exported, the request has a span, and within it the append of its events. The events get the context of
+the append, so that whatever happens to them later follows it.
+"""
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import sqlalchemy as sa
-from flask import Blueprint, Request, Response, g, request
+from flask import Blueprint, Flask, Request, Response, g, request
 from msgspec import UNSET, UnsetType
 
+from app import telemetry
 from app.api import answer_forms
+from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.description import answers, json_response
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.services import end_reading, has_work_share, services, work_share
-from app.api.token_scopes import INGEST, PUBLIC, may_see, needs, require_bucket
-from app.api.tracing import appending
+from app.api.wsgi_layers import refusal_of
 from app.config.arn import TargetId
 from app.config.errors import did_you_mean
 from app.config.settings import ApiToken
 from app.events.frontends import S3_FRONTENDS, Frontend
 from app.events.frontends.clouds import B2, B2_SIGNATURE_HEADER, is_signed_by_b2
 from app.events.limits import is_larger
-from app.events.model import Event, by_request
+from app.events.model import Event, by_request, trace_of
 from app.events.parsing import EventGridValidation, Parsed, SnsConfirmation, parse
 from app.logs import Repetitions
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
@@ -32,6 +39,7 @@ from app.outbox.log.spool import Spool
 from app.resources.declaration import FLAG, BadMember
 from app.resources.event import Receipt, RecordQuery, RefusedRecord
 from app.resources.service import Welcome
+from app.telemetry.tracing import Span, Tracing, append_span, in_span
 
 log = logging.getLogger("bucketwire.api")
 _repetitions = Repetitions()
@@ -57,6 +65,7 @@ _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose 
 # Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
 # is an alternative to waiting that long.
 _PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
+_INTAKE = "events.record"  # the endpoint that frontends post to
 
 
 @routes.post("/v1/events", provide_automatic_options=False)
@@ -269,3 +278,58 @@ def _agreed(handshake: SnsConfirmation | EventGridValidation) -> Receipt | Respo
 
 def _arn(target: TargetId) -> str:
     return target.arn(services().settings.region)
+
+
+def install_tracing(app: Flask, tracing: Tracing) -> None:
+    """Record a span for each request that posts events."""
+    app.before_request(partial(_begin_span, tracing))
+    app.after_request(_answered_span)
+    app.teardown_request(_end_span)
+
+
+@contextmanager
+def appending(operation: str, events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """Provide the events as they are to be stored, within a span of the operation if the request has one."""
+    intake: Span | None = g.get("intake")
+    tracing = telemetry.tracing()
+    if intake is None or tracing is None:
+        yield events
+        return
+    with append_span(tracing, operation, events, intake) as span:
+        yield in_span(span, events, intake.trace)
+
+
+def _begin_span(tracing: Tracing) -> None:
+    if request.endpoint != _INTAKE:
+        return
+    headers = request.headers
+    span = tracing.start(
+        "POST /v1/events",
+        "server",
+        parent=trace_of(headers.get("traceparent"), headers.get("tracestate")),
+        attributes={
+            "http.request.method": "POST",
+            "http.route": "/v1/events",
+            "url.path": request.path,
+            "url.scheme": request.scheme,
+        },
+    )
+    g.intake = span.__enter__()  # until `_end_span`
+
+
+def _answered_span(response: Response) -> Response:
+    span: Span | None = g.get("intake")
+    if span is not None:
+        span.set("http.response.status_code", response.status_code)
+        if (refusal := refusal_of(request.environ)) is not None:
+            span.set("bucketwire.refused.reason", refusal.reason)
+            span.set("bucketwire.refused.actor", refusal.actor)
+        if response.status_code >= 500:
+            span.fail(str(response.status_code))
+    return response
+
+
+def _end_span(error: BaseException | None) -> None:
+    span: Span | None = g.pop("intake", None)
+    if span is not None:
+        span.__exit__(None if error is None else type(error), error, None)

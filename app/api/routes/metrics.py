@@ -16,9 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from app.api.auth import READ, needs
 from app.api.description import answers
 from app.api.services import Services, services
-from app.api.token_scopes import READ, needs
 from app.cached_probe import CachedProbe, ProbeResult
 from app.config.arn import TargetId
 from app.outbox import heartbeats, log_head, refusals

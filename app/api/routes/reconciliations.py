@@ -7,11 +7,11 @@ from functools import cache
 import msgspec
 from flask import Blueprint, request
 
+from app.api.auth import ADMIN, READ, needs, require_bucket, require_target
 from app.api.description import EVENTS_BODY, answers
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import event_headers, read_body
 from app.api.services import services
-from app.api.token_scopes import ADMIN, READ, needs, require_bucket, require_target
 from app.config.arn import TargetId
 from app.events.parsing import parse
 from app.outbox import processes

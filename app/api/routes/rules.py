@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 from flask import Blueprint
 
+from app.api.auth import ADMIN, READ, needs
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
-from app.api.token_scopes import ADMIN, READ, needs
 from app.config.errors import BadSettings
 from app.outbox.delivery.availability import with_failing
 from app.outbox.rules import StoredRule, matching_rules, rule_resource

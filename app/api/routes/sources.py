@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from flask import Blueprint, g, request
 from msgspec import UNSET
 
+from app.api.auth import ADMIN, READ, needs
 from app.api.description import answers
 from app.api.request_body import json_object
 from app.api.routes.events import queue_problem
 from app.api.services import begin_reading, reserve, services
-from app.api.token_scopes import ADMIN, READ, needs
 from app.config.sources.base import Tenant
 from app.config.sources.registry import SOURCE_TYPES, source_type
 from app.config.sources.source_id import SourceId

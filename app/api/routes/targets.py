@@ -1,18 +1,28 @@
-"""List, change and pause targets."""
+"""List, change, pause and test targets, and show their partitions and the time series of their counters.
 
+A test sends a target an event by way of the log, or tries settings that are not stored: in a process of its own,
+because `app` knows no target's driver.
+"""
+
+import subprocess
+import sys
+import threading
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from math import isfinite
+from typing import Any
+from urllib.parse import urlencode
 
+import orjson
 from flask import Blueprint, request
 from msgspec import UNSET, UnsetType
 
+from app.api.auth import ADMIN, READ, is_limited, may_see, needs, require_target
 from app.api.description import answers, target_of
-from app.api.errors import ApiProblem
+from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
-from app.api.routes.target_test import run_settings_test
 from app.api.services import services
-from app.api.token_scopes import ADMIN, READ, is_limited, may_see, needs
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, BadValue
@@ -28,26 +38,39 @@ from app.config.targets.base import (
     TargetSettings,
 )
 from app.config.targets.registry import settings_type
-from app.outbox import audit
+from app.events.own_events import TEST_BUCKET, make_test_events
+from app.outbox import audit, series
 from app.outbox.admin.counters import TargetCounters, read_status
+from app.outbox.admin.partition_states import read_partitions
 from app.outbox.delivery.availability import with_failing
+from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
+from app.outbox.log.append import QueueFull
+from app.outbox.log.group_commit import Recorder
 from app.outbox.registry import ReadOnlyTarget
+from app.outbox.series import RESOLUTIONS, read_merged, read_series
 from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
-from app.resources.declaration import Nothing, format_time
+from app.resources.declaration import BadMember, Nothing, format_time
 from app.resources.target import (
     Acknowledgement,
+    AllSeries,
     BriefQuery,
     Counters,
     Opening,
+    Partition,
+    Partitions,
     Pause,
     Removed,
     RemoveQuery,
+    Sample,
     Seconds,
+    Series,
+    SeriesQuery,
     SettingsTest,
     Target,
     Targets,
+    TargetTest,
     TestStep,
 )
 
@@ -61,6 +84,11 @@ _SETTINGS = {
 _OF_EVERY_TYPE = {*fields_of(MessageSettings), *fields_of(NamespaceSettings)}
 # Runs over every bucket in the target's events.
 _SCHEDULES = ("reconcile", "reconcile_incremental", "reconcile_repair", "scan")
+MAX_TEST_SECONDS = 25.0  # of a test, less than clients wait for an answer
+_TEST_PROGRAM = "workers.target_test"  # only a name here, as in `app.cli.commands.processes`
+_running_tests = threading.BoundedSemaphore(2)  # tests in this process, each of which takes some 60 MB and a second
+_HOUR = 3_600_000  # ms
+_MAX_SAMPLES = 50_000  # in a response
 
 
 @routes.get("/v1/targets")
@@ -326,3 +354,136 @@ def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> o
 
 def _beyond_target(problem: str) -> ApiProblem:
     return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this", reason="limits")
+
+
+@routes.post("/v1/targets/<type_name>/<name>/test")
+@needs(ADMIN, limited=True)
+@answers(TargetTest, "the test event is recorded", body=Nothing, status=202)
+def send_test(type_name: str, name: str, body: Nothing) -> TargetTest:  # noqa: ARG001 - nothing else is accepted
+    """Record a marked test event for this target only, independent of the rules.
+
+    It is delivered like any other event, after those that are pending; `history` is the address of its delivery state.
+    A namespace gets a PUT and the DELETE of the same object, so that it keeps nothing of them.
+    """
+    target = target_of(type_name, name)
+    registry = services().registry
+    stored = registry.target(target)
+    check_active(stored)
+    namespace = getattr(registry.settings(stored), "format", "") == "namespace"
+    now, key = now_ms(), uuid.uuid4().hex
+    events = make_test_events(key, now, namespace=namespace)
+    [receipt] = Recorder(services().database, only_target=target, action="target.test").record([events])
+    if isinstance(receipt, Exception):
+        raise receipt
+    arn = target.arn(services().settings.region)
+    if isinstance(receipt, QueueFull):
+        raise ApiProblem("queue-full", f"the queue of {arn} is full; no test event was recorded", {"targets": [arn]})
+    return TargetTest(
+        target=arn,
+        ids=[event.id for event in events],
+        bucket=TEST_BUCKET,
+        key=key,
+        history=f"/v1/events?{urlencode({'bucket': TEST_BUCKET, 'key': key})}",
+    )
+
+
+def run_settings_test(
+    target: TargetId, settings: Mapping[str, str], *, allow_private: bool, limited: bool = False
+) -> list[dict[str, Any]]:
+    """Return the steps of a test: `step`, `ok`, `seconds`, `message`. Raises `ApiProblem` if others are running.
+
+    The settings, which have secrets, are passed by standard input. A `limited` test reaches no link-local address.
+    """
+    if not _running_tests.acquire(blocking=False):
+        raise ApiProblem("too-many-tests", "two tests of settings are running; try again in some seconds")
+    try:
+        given = {"settings": dict(settings), "allow_private": allow_private, "limited": limited}
+        return _run_test(target, orjson.dumps(given))
+    finally:
+        _running_tests.release()
+
+
+def _run_test(target: TargetId, given: bytes) -> list[dict[str, Any]]:
+    command = [sys.executable, "-P", "-m", "bucketwire.start", _TEST_PROGRAM, str(target), "--json", "--settings"]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=MAX_TEST_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return [_failed_step(MAX_TEST_SECONDS, f"no result within {MAX_TEST_SECONDS:g} s")]
+    try:
+        steps: list[dict[str, Any]] = orjson.loads(done.stdout)["steps"]
+    except (ValueError, KeyError):  # a defect; what it wrote may quote a secret
+        return [_failed_step(0.0, f"the test ended without a result, with exit code {done.returncode}")]
+    return steps
+
+
+def _failed_step(seconds: float, message: str) -> dict[str, Any]:
+    return {"step": "test", "ok": False, "seconds": seconds, "message": message}
+
+
+@routes.get("/v1/targets/<type_name>/<name>/partitions")
+@needs(READ, limited=True)
+@answers(Partitions, "the partitions")
+def partitions(type_name: str, name: str) -> Partitions:
+    """Return what waits in each partition of a target, and which worker has leased it.
+
+    In a partition at most 1,000 events are counted, of the 10,000 sequence numbers after its cursor; `more` says that
+    there may be more.
+    """
+    target = target_of(type_name, name)
+    return Partitions(
+        target=target.arn(services().settings.region),
+        partitions=[
+            Partition.of(state, holder=state.holder or None) for state in read_partitions(services().database, target)
+        ],
+    )
+
+
+@routes.get("/v1/series")
+@needs(READ, limited=True)
+@answers(AllSeries, "the samples", query=SeriesQuery)
+def show_series(query: SeriesQuery) -> AllSeries:
+    """Return the samples of every target's counters, or of one target's, oldest first.
+
+    Every 10 seconds for a day, every 5 minutes for 90 days. At most 50,000 samples; a request for more is refused.
+    """
+    if query.step not in RESOLUTIONS:
+        raise BadMember("step", "is not kept", f"give {' or '.join(map(str, RESOLUTIONS))} (seconds)")
+    since = now_ms() - _HOUR if query.since is None else query.since
+    registry, target = services().registry, query.target
+    if target is not None:
+        require_target(target)
+        targets = [registry.target(target)]
+    else:
+        targets = [stored for stored in registry.targets() if may_see(stored.target)]
+    if query.width and target is None:
+        raise BadMember("width", "merges the samples of one target", "give a target too")
+    ids = [stored.row_id for stored in targets]
+    database, resolution, most = services().database, RESOLUTIONS[query.step], _MAX_SAMPLES + 1
+    if query.width > query.step:
+        stored_samples = read_merged(
+            database, ids[0], resolution, width=query.width, since=since, before=query.before, limit=most
+        )
+    else:
+        stored_samples = read_series(database, ids, resolution, since=since, before=query.before, limit=most)
+    if len(stored_samples) > _MAX_SAMPLES:
+        hint = "give a shorter time, one target, or step=300"
+        raise BadMember("since", f"selects more than {_MAX_SAMPLES} samples", hint)
+    samples: dict[int, list[Sample]] = {row_id: [] for row_id in ids}
+    for sample in stored_samples:
+        samples[sample.target_id].append(_sample(sample))
+    region = services().settings.region
+    shown = [Series(target=stored.target.arn(region), samples=samples[stored.row_id]) for stored in targets]
+    return AllSeries(step=query.step, series=shown)
+
+
+def _sample(sample: series.Sample) -> Sample:
+    return Sample.of(
+        sample,
+        oldest_age=_seconds(sample.oldest_age),
+        p50=_seconds(percentile(sample.times, 0.5)),
+        p99=_seconds(percentile(sample.times, 0.99)),
+    )
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000

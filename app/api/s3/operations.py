@@ -8,11 +8,10 @@ from xml.etree.ElementTree import Element, SubElement
 
 from werkzeug.wrappers import Response
 
-from app.api.listen.query import parse_query
-from app.api.listen.streams import Streams
-from app.api.s3 import payload
+from app.api.listen.broadcaster import Streams
+from app.api.listen.protocol import parse_query
 from app.api.s3.errors import S3Error
-from app.api.s3.signature import Received, Seal
+from app.api.s3.signature import Received, Seal, read_signed_body
 from app.api.services import Services
 from app.events.minio_json import timestamp
 from app.events.model import Event
@@ -58,7 +57,7 @@ class Operation:
         """Read the request's document. Raises `S3Error` without a Content-Length (as MinIO: §2.3)."""
         if not self.content_length:
             raise S3Error("MissingContentLength")
-        return payload.read(self.stream, self.content_length, self.seal)
+        return read_signed_body(self.stream, self.content_length, self.seal)
 
     def existing(self) -> str:
         """Return the bucket's name. Raises `S3Error` unless the bucket exists.

@@ -1,8 +1,10 @@
-"""Verify the AWS Signature Version 4 of a received request, in its headers or in its query.
+"""Verify the AWS Signature Version 4 of a received request, in its headers or in its query, and read its signed body.
 
 The computation (canonical request, string to sign, signature) is botocore's, which boto3 signs with and which follows
 every change of S3 signing first. This module decides only what was signed, by whom, and whether the signature is valid.
 botocore cannot verify, so the received request is rebuilt for its signer, and the two signatures are compared.
+
+A body is read as a whole with a digest, or in signed or unsigned chunks.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from botocore.auth import S3SigV4Auth
@@ -31,6 +33,11 @@ _WEEK = 7 * 24 * 3600
 _CREDENTIAL = re.compile(r"(?P<key>.+)/(?P<day>[0-9]{8})/(?P<region>[^/]*)/(?P<service>[^/]+)/aws4_request")
 _FIELDS = re.compile(r"(Credential|SignedHeaders|Signature)=([^,\s]+)")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
+MAX_SIGNED_BODY_BYTES = 1 << 20  # bytes of a notification document; MinIO's own limit for documents
+_STREAMING = "STREAMING-"
+_SIGNED_CHUNKS = ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER")
+_UNSIGNED_CHUNKS = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})(?:;chunk-signature=([0-9a-f]{64}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +233,48 @@ def _parse_stamp(stamp: str) -> datetime | None:
 def known_keys(keys: Iterable[S3Key]) -> dict[str, S3Key]:
     """Index keys by their access keys."""
     return {key.access_key: key for key in keys}
+
+
+def read_signed_body(stream: IO[bytes], length: int, seal: Seal) -> bytes:
+    """Read and decode the body. Raises `S3Error` if it does not match the signature.
+
+    Trailing headers are ignored: if chunks are signed, a signature covers every byte of the content.
+    """
+    if length > MAX_SIGNED_BODY_BYTES:
+        raise S3Error("EntityTooLarge")
+    body = stream.read(length)
+    if len(body) < length:
+        raise S3Error("IncompleteBody")
+    if seal.content in _SIGNED_CHUNKS:
+        return _join_chunks(body, seal)
+    if seal.content == _UNSIGNED_CHUNKS:
+        return _join_chunks(body, None)
+    if seal.content.startswith(_STREAMING):
+        raise S3Error("NotImplemented", f"{seal.content[:60]} is not supported.")
+    if seal.content != UNSIGNED and not hmac.compare_digest(
+        hashlib.sha256(body).hexdigest().encode(), seal.content.encode()
+    ):
+        raise S3Error("XAmzContentSHA256Mismatch")
+    return body
+
+
+def _join_chunks(body: bytes, seal: Seal | None) -> bytes:
+    content, position = bytearray(), 0
+    expected = seal.signature if seal else ""
+    while True:
+        end = body.find(b"\r\n", position)
+        head = _CHUNK.fullmatch(body[position:end]) if end >= 0 else None
+        if head is None:
+            raise S3Error("IncompleteBody", "The body is not valid aws-chunked encoding.")
+        start, size = end + 2, int(head[1], 16)
+        chunk = body[start : start + size]
+        if len(chunk) < size:
+            raise S3Error("IncompleteBody")
+        if seal:
+            expected = seal.sign_chunk(expected, chunk)
+            if not hmac.compare_digest(expected, (head[2] or b"").decode()):
+                raise S3Error("SignatureDoesNotMatch")
+        if not size:
+            return bytes(content)
+        content += chunk
+        position = start + size + 2

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 import orjson
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.cli.client import Client, event_path
 from app.cli.context import CommandContext, with_api
 from app.cli_common import CommandError

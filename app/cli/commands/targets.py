@@ -2,7 +2,7 @@
 
 import click
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.cli.client import target_name, target_path
 from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns

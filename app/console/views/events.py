@@ -5,7 +5,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.console import calls
 from app.console.event_states import explain, has_ended, is_superseded, steps, trial
 from app.console.formats import command, options, short_target

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from flask import Response
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.api.services import reserve
 from app.console import calls
 from app.console.formats import short_target

@@ -2,7 +2,7 @@
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.pages import done, form_values, page, show

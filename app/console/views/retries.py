@@ -4,7 +4,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.console import calls
 from app.console.formats import number, options, short_target
 from app.console.pages import NOTHING_SELECTED, action, done, filtered, form_values, page, show

@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size, written_size
 from app.console import calls

@@ -7,7 +7,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.config.errors import REDACTED
 from app.config.fields.field_types import Switch, Toggle
 from app.config.fields.fields import Declared, Field, fields_of

@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 from flask import Response, current_app, g, request
 
-from app.api.auth import refuse_token
-from app.api.refused import Refused
-from app.api.request_marks import Refusal, set_refusal
+from app.api import Refused
+from app.api.auth import ADMIN, READ, acting, refuse_token
 from app.api.services import services
-from app.api.token_scopes import ADMIN, READ, acting
+from app.api.wsgi_layers import Refusal, set_refusal
 from app.config.settings import ApiToken, hash_token
 from app.console.openid import Begun, identity, lacking
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor

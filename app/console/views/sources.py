@@ -4,7 +4,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.config.sources.base import ordered_source_fields
 from app.config.sources.registry import SOURCE_TYPES
 from app.console import calls

@@ -4,7 +4,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.api.refused import Refused
+from app.api import Refused
 from app.config.settings import SCOPES
 from app.console import calls
 from app.console.formats import command

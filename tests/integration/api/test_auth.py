@@ -10,8 +10,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from app.api.auth import presented_token
-from app.api.token_scopes import ADMIN, INGEST, PUBLIC, READ, VISITOR, scope_of
+from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, presented_token, scope_of
 from app.config.errors import BadSettings, BadValue
 from app.outbox import tables
 from app.outbox.engine.database import Database

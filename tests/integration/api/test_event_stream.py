@@ -12,11 +12,10 @@ import httpx
 import orjson
 import pytest
 
-from app.api.listen import streams
+from app.api.listen import broadcaster
 from app.api.listen.broadcaster import Broadcaster
-from app.api.listen.query import NO_TARGET, StreamQuery
+from app.api.listen.protocol import NO_TARGET, SERVER_SENT_EVENTS, ServerSentEvents, StreamQuery
 from app.api.listen.stream import MAX_BUFFERED_BYTES, Stream
-from app.api.listen.wire_format import SERVER_SENT_EVENTS, ServerSentEvents
 from app.api.s3.errors import S3Error
 from app.outbox import tables
 from app.outbox.engine.database import Database
@@ -231,9 +230,9 @@ def test_a_clients_header_does_not_change_what_a_path_means(plain: Api) -> None:
 
 
 def test_a_limited_token_has_a_share_of_the_streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(streams, "MAX_STREAMS", 16)
+    monkeypatch.setattr(broadcaster, "MAX_STREAMS", 16)
     log = migrated(f"sqlite:///{tmp_path}/outbox.db")
-    made = streams.Streams(log)
+    made = broadcaster.Streams(log)
     tenants = StreamQuery(Rule(bucket="images", events=(), target=NO_TARGET), holder="tenant")
     connections = list[socket.socket]()
 

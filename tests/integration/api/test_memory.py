@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.memory import LARGE, Pool
+from app.api.request_body import LARGE, Pool
 from app.api.routes import events
 from app.console.views.exports import MAX_BYTES
 from app.events.limits import MAX_EVENT_BYTES

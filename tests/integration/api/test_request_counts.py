@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from app.api import request_counts
-from app.api.listen.streams import SocketHandedOver
+from app.api.listen.broadcaster import SocketHandedOver
 from app.api.request_counts import CountedRequests, RequestCounts
-from app.api.request_marks import Refusal, set_refusal, set_route
+from app.api.wsgi_layers import Refusal, set_refusal, set_route
 from app.outbox import audit
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from app.api.errors import ApiProblem
-from app.api.routes import target_test
+from app.api.routes import targets
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.events.own_events import DELETE, PUT, TEST_BUCKET, TEST_EVENT
@@ -66,7 +66,7 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
 def test_settings_are_tested_without_being_stored(
     plain: Api, receiver: services.Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_test, "MAX_SECONDS", 60)  # a busy machine starts a process slowly
+    monkeypatch.setattr(targets, "MAX_TEST_SECONDS", 60)  # a busy machine starts a process slowly
     path = "/v1/targets/webhook/hook"
     good = {"endpoint": receiver.url, "allow_private": "on", "auth_token": "hunter2x"}
     tried = plain.client.post(f"{path}/test-settings", json=good)
@@ -111,12 +111,12 @@ def test_a_secret_of_the_environment_is_sent_to_no_other_endpoint(
 
 def test_few_tests_of_settings_run_at_once_and_one_without_a_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     target, closed = TargetId("webhook", "hook"), {"endpoint": "http://127.0.0.1:9/", "allow_private": "on"}
-    monkeypatch.setattr(target_test, "MAX_SECONDS", 0.001)
-    [step] = target_test.run_settings_test(target, closed, allow_private=True)
+    monkeypatch.setattr(targets, "MAX_TEST_SECONDS", 0.001)
+    [step] = targets.run_settings_test(target, closed, allow_private=True)
     assert (step["ok"], step["message"]) == (False, "no result within 0.001 s")
-    monkeypatch.setattr(target_test, "_running", threading.BoundedSemaphore(1))
-    with target_test._running, pytest.raises(ApiProblem) as caught:
-        target_test.run_settings_test(target, closed, allow_private=True)
+    monkeypatch.setattr(targets, "_running_tests", threading.BoundedSemaphore(1))
+    with targets._running_tests, pytest.raises(ApiProblem) as caught:
+        targets.run_settings_test(target, closed, allow_private=True)
     assert caught.value.kind == "too-many-tests"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.api.routes import health
+from app.api.routes import service
 from app.api.routes.metrics import target_metrics
 from app.api.services import Services
 from app.config.arn import TargetId
@@ -136,7 +136,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
         assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
         with database.reading() as connection:
             look = {"schema": SchemaState("r"), "drained": heartbeats.last_drain(connection), "beat": None}
-        ready = health.make_checks(look, None, "r", now_ms())["drain"].ok
+        ready = service.make_checks(look, None, "r", now_ms())["drain"].ok
         assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
         connection.execute(tables.heartbeats.update().values(at=now_ms() - 60_000))

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.api.routes import target_test
+from app.api.routes import targets
 from app.config.arn import TargetId
 from app.outbox.delivery.availability import record_opening
 from app.outbox.engine.database import Database, now_ms
@@ -42,7 +42,7 @@ def test_a_target_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None
 def test_a_target_is_tested_before_it_is_changed(
     cli: Cli, receiver: services.Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_test, "MAX_SECONDS", 60)  # a busy machine starts a process slowly
+    monkeypatch.setattr(targets, "MAX_TEST_SECONDS", 60)  # a busy machine starts a process slowly
     words = ("target", "set", "webhook:hook", f"endpoint={receiver.url}", "allow_private=on", f"auth_token={SECRET}")
     receiver.set(status=401)
     refused = cli(*words, "--test")

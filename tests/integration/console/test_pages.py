@@ -18,7 +18,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from app.api.listen.streams import SocketHandedOver
+from app.api.listen.broadcaster import SocketHandedOver
 from app.cli import bucketwire
 from app.config.arn import TargetId
 from app.config.errors import BadSettings

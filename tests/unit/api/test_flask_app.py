@@ -8,7 +8,7 @@ import pytest
 from flask import Flask
 from werkzeug.routing import Rule
 
-from app.api.flask_app import App
+from app.api.services import App
 from app.config.settings import Settings
 from app.server.application import create_app
 

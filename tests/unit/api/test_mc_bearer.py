@@ -8,7 +8,7 @@ import hmac
 import orjson
 import pytest
 
-from app.api.mc_bearer import identify
+from app.api.auth import identify_mc
 from app.config.settings import S3Key
 
 NOW = 1_800_000_000.0
@@ -34,7 +34,7 @@ def token(claims: object, secret: str = "secretsecret", digest: str = "sha512", 
 
 @pytest.mark.parametrize("text", [OF_MC, token(CLAIMS)])
 def test_a_token_allows_what_the_key_does_that_has_signed_it(text: str) -> None:
-    found = identify(text, KEYS, NOW)
+    found = identify_mc(text, KEYS, NOW)
     assert found is not None
     assert (found.actor, found.scopes) == ("key:watch", {"read"})
 
@@ -61,5 +61,5 @@ def test_a_token_allows_what_the_key_does_that_has_signed_it(text: str) -> None:
     ],
 )
 def test_other_tokens_allow_nothing(text: str) -> None:
-    assert identify(text, KEYS, NOW) is None
-    assert identify(text, (), NOW) is None
+    assert identify_mc(text, KEYS, NOW) is None
+    assert identify_mc(text, (), NOW) is None

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.api import memory
+from app.api import request_body
 from app.api.errors import ApiProblem
-from app.api.memory import BoundedAnswers, Cost, Memory, Pool
+from app.api.request_body import BoundedAnswers, Cost, Memory, Pool
 from tests.services import until
 
 
@@ -47,7 +47,7 @@ def test_those_that_wait_are_served_in_order() -> None:
 
 
 def test_no_more_wait_than_leave_threads_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MAX_WAITING", 0)
+    monkeypatch.setattr(request_body, "_MAX_WAITING", 0)
     pool = Pool(10, patience=60)
     with pool.share() as first, pool.share() as second:
         first.resize(10)
@@ -96,7 +96,7 @@ def test_a_larger_answer_has_a_share_until_it_is_closed() -> None:
 
 
 def test_an_answer_for_which_there_is_no_room_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MAX_WAITING", 0)
+    monkeypatch.setattr(request_body, "_MAX_WAITING", 0)
     answer, begun = _Answer([b"x" * 100_000]), list[Any]()
 
     def app(_environ: Any, start_response: Any) -> _Answer:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.s3 import payload
 from app.api.s3.errors import CODES, S3Error
-from app.api.s3.signature import EMPTY, Received, known_keys, verify
+from app.api.s3.signature import EMPTY, MAX_SIGNED_BODY_BYTES, Received, known_keys, read_signed_body, verify
 from app.config.settings import S3Key
 from tests.support.properties import thorough
 
@@ -176,7 +175,7 @@ def read(received: Received, body: bytes) -> bytes | str:
     """The body, or the code of the refusal."""
     seal = verify(received, known_keys([KEY]), region="", now=NOW)
     try:
-        return payload.read(BytesIO(body), len(body), seal)
+        return read_signed_body(BytesIO(body), len(body), seal)
     except S3Error as error:
         return error.code
 
@@ -193,7 +192,7 @@ def test_the_signed_chunks_of_aws_hold_and_no_others() -> None:
     assert read(CHUNKED, chunked([first, second])) == "IncompleteBody"
     assert read(CHUNKED, b"") == "IncompleteBody"
     assert read(CHUNKED, b"10000;") == "IncompleteBody"
-    assert read(CHUNKED, b"x" * (payload.LIMIT + 1)) == "EntityTooLarge"
+    assert read(CHUNKED, b"x" * (MAX_SIGNED_BODY_BYTES + 1)) == "EntityTooLarge"
 
 
 def test_a_body_must_be_what_was_signed() -> None:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from app import telemetry
-from app.api import tracing
+from app.api.routes.events import appending, install_tracing
 from app.config.settings import Settings
 from app.events.model import Event
 from app.server.application import create_app
@@ -32,7 +32,7 @@ def intake(stored: list[Sequence[Event]], status: int = 202) -> Flask:
 
     @events.post("/v1/events")
     def record() -> tuple[str, int]:
-        with tracing.appending("append", EVENTS) as traced:
+        with appending("append", EVENTS) as traced:
             stored.append(traced)
             if not status:
                 raise RuntimeError("s3cr3t")
@@ -57,7 +57,7 @@ def traced_intake(stored: list[Sequence[Event]], status: int = 202) -> Flask:
     app = intake(stored, status)
     found = telemetry.tracing()
     assert found is not None
-    tracing.install(app, found)
+    install_tracing(app, found)
     return app
 
 
