@@ -21,7 +21,7 @@ from tests.support.names import unused
 from tests.support.properties import times
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.systems.elasticsearch import bulk
-from workers.systems.elasticsearch.node import HttpNode
+from workers.systems.elasticsearch.cluster import HttpNode
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 

@@ -36,8 +36,7 @@ from tests.support.pulled_events import (
 )
 from workers.source_test import run_source_test
 from workers.sources.base import SourceChanged, SourceUnavailable
-from workers.systems.nats.source import JetstreamSource, start_at
-from workers.systems.nats.stream_reader import Position, StreamReader, StreamState, read_position
+from workers.systems.nats.source import JetstreamSource, Position, StreamReader, StreamState, read_position, start_at
 
 
 @pytest.fixture(scope="module")

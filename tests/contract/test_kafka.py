@@ -27,8 +27,8 @@ from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Rejected, Unavailable
 from workers.sources.base import SourceUnavailable
 from workers.systems.kafka import client
-from workers.systems.kafka.rounds import partition_of
 from workers.systems.kafka.source import KafkaSource
+from workers.systems.kafka.target import partition_of
 from workers.targets.base import TargetUnavailable
 
 ONE_AT_A_TIME = pytest.mark.nightly(

@@ -27,7 +27,7 @@ from tests.contract.probes.kafka import Log
 from tests.support import sample_events
 from tests.support.pulled_events import Sources, check_failover, messages, numbered, recorded, running, wait_for
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
-from workers.systems.kafka.rounds import partition_of
+from workers.systems.kafka.target import partition_of
 from workers.targets.base import Target, TargetUnavailable
 
 pytestmark = pytest.mark.nightly(

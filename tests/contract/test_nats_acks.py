@@ -25,7 +25,7 @@ from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.systems.nats.connection import CLIENT_NAME
-from workers.systems.nats.streaming import decoded, encoded
+from workers.systems.nats.publishers import decoded, encoded
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 

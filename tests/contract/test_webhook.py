@@ -45,7 +45,7 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
-from workers.systems.webhook.request import authorization
+from workers.systems.webhook.requests import authorization
 from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
 from workers.telemetry.redaction import RedactingTarget

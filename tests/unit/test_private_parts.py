@@ -34,9 +34,9 @@ PRIVATE = {
     "boto3": {"spark_jobs/listings/s3_listing.py": {"_expiry_time", "_session"}},
     "gunicorn": {"app/server/gunicorn_worker.py": {"_cap_keepalive"}},  # and the whole class of the worker
     "kafka-python": {
-        "workers/systems/kafka/source.py": {"_coordinator", "_subscription"},
-        "workers/systems/kafka/record_batches.py":
-            {"_buffer", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg", "_timestamp"},
+        "workers/systems/kafka/source.py":
+            {"_buffer", "_coordinator", "_detect_xerial_stream", "_maybe_uncompress", "_next_record_index", "_read_msg",
+             "_subscription", "_timestamp"},
         "workers/systems/kafka/client.py": {"_scram_client", "_sock", "_sock_recv"},
         "workers/systems/kafka/target.py": {"_metadata", "_sender"},
     },
@@ -45,7 +45,7 @@ PRIVATE = {
     "opentelemetry-exporter-otlp-proto-http": {"app/telemetry/otlp/exports.py": {"_log_exporter"}},
     "opentelemetry-sdk": {"app/telemetry/otlp/exports.py": {"_logs"}, "app/telemetry/otlp/records.py": {"_logs"}},
     "paho-mqtt": {
-        "workers/systems/mqtt/client.py":
+        "workers/systems/mqtt/link.py":
             {"_connect_timeout", "_create_socket_connection", "_get_proxy", "_handle_pubackcomp", "_handle_pubrec",
              "_in_packet", "_out_messages", "_sock_close", "_ssl_context", "_ssl_wrap_socket"},
     },

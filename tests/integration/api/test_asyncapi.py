@@ -21,7 +21,7 @@ from workers.systems.elasticsearch.target import ElasticsearchTarget
 from workers.systems.mysql.target import MysqlTarget
 from workers.systems.postgresql.target import PostgresTarget
 from workers.systems.redis.target import RedisTarget
-from workers.systems.webhook.request import RequestFormat
+from workers.systems.webhook.requests import RequestFormat
 from workers.targets.messages import message_format
 from workers.targets.payloads import records
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtensionOID, NameOID
 from app.config import settings as service_settings
 from app.config.tls import Validity
 from app.server.api_heartbeat import ApiHeartbeat
-from workers.systems.postgresql.certificates import note_certificates
+from workers.systems.postgresql.connection import note_certificates
 from workers.targets import tls
 from workers.targets.certificates import SeenCertificates, seen_with
 

@@ -4,7 +4,7 @@ import pytest
 from kafka import errors
 
 from workers.delivery.outcomes import Outcome, Rejected, Unavailable
-from workers.systems.kafka.answers import outcome_of_error
+from workers.systems.kafka.client import outcome_of_error
 
 
 @pytest.mark.parametrize(

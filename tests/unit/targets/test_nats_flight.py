@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from app.events.model import Event
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
-from workers.systems.nats.acks import Flight
-from workers.systems.nats.streaming import decoded, encoded, text
+from workers.systems.nats.publishers import Flight, decoded, encoded, text
 from workers.targets.batch import Batch
 
 REJECTED, UNAVAILABLE = Rejected("too large"), Unavailable("full")

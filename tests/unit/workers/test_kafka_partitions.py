@@ -7,7 +7,7 @@ from fnv_hash_fast import fnv1a_32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.systems.kafka.rounds import partition_of
+from workers.systems.kafka.target import partition_of
 
 VECTORS = [
     ("images/zero.bin", 0x2E065DA9, 5),

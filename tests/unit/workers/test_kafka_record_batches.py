@@ -14,8 +14,8 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32, encode_varint
 
-from workers.systems.kafka import record_batches
-from workers.systems.kafka.record_batches import Unreadable
+from workers.systems.kafka import source
+from workers.systems.kafka.source import Unreadable
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 LIMIT = 1 << 20
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("limited")
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_batches, "MAX_MESSAGE_BYTES", LIMIT)
+    monkeypatch.setattr(source, "MAX_MESSAGE_BYTES", LIMIT)
 
 
 def batch(magic: int, codec: int, *values: bytes, offset: int = 0) -> bytes:
@@ -68,12 +68,12 @@ def test_a_batch_of_usual_size_is_read_whole(magic: int, codec: int) -> None:
 def test_members_of_gzip_count_together() -> None:
     many = gzip.compress(bytes(LIMIT // 2)) * 3
     with pytest.raises(ValueError, match="more than"):
-        record_batches._gunzip(many)
+        source._gunzip(many)
 
 
 def test_a_snappy_block_that_claims_gigabytes_takes_none() -> None:
     with patch.object(snappy, "decompress") as decompress, pytest.raises(ValueError, match="more than"):
-        record_batches._unsnap(b"\xff\xff\xff\xff\x0f" + b"x" * 20)
+        source._unsnap(b"\xff\xff\xff\xff\x0f" + b"x" * 20)
     decompress.assert_not_called()
 
 
@@ -86,7 +86,7 @@ def rewritten(content: bytes, change: Callable[[bytearray], None]) -> bytes:
 
 
 def test_a_record_that_claims_millions_of_headers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_batches, "MAX_MESSAGE_BYTES", 4 << 20)
+    monkeypatch.setattr(source, "MAX_MESSAGE_BYTES", 4 << 20)
 
     def claim(content: bytearray) -> None:
         del content[DefaultRecordBatch.HEADER_STRUCT.size :]

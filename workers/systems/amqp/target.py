@@ -25,8 +25,7 @@ from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 from app.config.targets.amqp import AmqpSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Unavailable
-from workers.systems.amqp.connection import describe_error
-from workers.systems.amqp.link import BLOCKED, AmqpLink, Blocked
+from workers.systems.amqp.connection import BLOCKED, AmqpLink, Blocked, describe_error
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.endpoint import Endpoint, NodeRotation

@@ -1,11 +1,14 @@
-"""Extend kafka-python by what it lacks: the reason why a broker was not reached, and compression levels.
+"""Configure and extend kafka-python's clients, and decide what their errors mean.
 
-Its producer reports every connection problem as a timeout, and has no setting for compression levels. Both are added
-through the only extension point that it has, the class of its client (`kafka_client`).
+The library's producer reports every connection problem as a timeout, and has no setting for compression levels. Both
+are added through the only extension point that it has, the class of its client (`kafka_client`). The table of outcomes
+is in `workers.systems.kafka.target`.
 """
 
 import gzip
 import logging
+import re
+import socket
 import ssl
 import threading
 import time
@@ -13,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka import codec
-from kafka.errors import InvalidRequiredAcksError, KafkaConnectionError, KafkaTimeoutError, for_code
+from kafka import errors as kafka_errors
+from kafka.errors import InvalidRequiredAcksError, KafkaConnectionError, KafkaError, KafkaTimeoutError, for_code
 from kafka.net import inet
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
@@ -24,7 +28,71 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import default_records, legacy_records
 
-from workers.targets import link_local, tcp
+from app.config.sources.kafka import KafkaSourceSettings
+from app.config.targets.kafka import KafkaConnection, KafkaSettings
+from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
+from workers.targets import link_local, tcp, tls
+
+CLIENT_NAME = "Bucketwire"
+BATCH_BYTES = 1_000_000  # a broker accepts 1,048,588 by default
+
+_MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
+_MAX_REQUEST_BYTES = 16 * 2**20  # larger ones are not even sent; a broker's limit is lower, and its error clearer
+
+
+def producer_config(chosen: KafkaSettings) -> dict[str, Any]:
+    """Return the options of a `KafkaProducer`. Raises `TargetUnavailable` for unreadable certificate files."""
+    milliseconds = round(chosen.timeout * 1000)
+    return connection_config(chosen) | {
+        "acks": "all",
+        "enable_idempotence": chosen.is_idempotent,
+        # Without idempotence only this preserves the order of the halves of a batch that was too large.
+        "max_in_flight_requests_per_connection": 5 if chosen.is_idempotent else 1,
+        "compression_type": None if chosen.compression_codec == "none" else chosen.compression_codec,
+        # A batch is sent when its round is complete, not while it is being filled.
+        "linger_ms": milliseconds // 2,
+        "delivery_timeout_ms": milliseconds + milliseconds // 2,
+        "max_block_ms": milliseconds,
+        "batch_size": BATCH_BYTES,
+        "max_request_size": _MAX_REQUEST_BYTES,
+    }
+
+
+def connection_config(chosen: KafkaSettings | KafkaSourceSettings) -> dict[str, Any]:
+    """Return the options of any client. Raises `TargetUnavailable` for unreadable certificate files."""
+    config: dict[str, Any] = {
+        "bootstrap_servers": [str(broker) for broker in chosen.bootstrap],
+        "client_id": CLIENT_NAME,
+        "api_version": chosen.api_version,
+        "request_timeout_ms": round(chosen.timeout * 1000),
+        "reconnect_backoff_max_ms": 500,  # the default of 30 s would prolong every outage by as much
+        "metrics_enabled": False,
+        "socket_options": [
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        ],
+        "security_protocol": ("SASL_" if chosen.sasl else "") + ("SSL" if chosen.tls else "PLAINTEXT"),
+    }
+    if chosen.sasl:
+        config["sasl_mechanism"] = _MECHANISMS[chosen.sasl_mechanism]
+        config["sasl_plain_username"] = chosen.sasl_username
+        config["sasl_plain_password"] = chosen.sasl_password
+    if chosen.tls:
+        config["ssl_context"] = tls_context(chosen)
+    return config
+
+
+def tls_context(chosen: KafkaConnection) -> ssl.SSLContext:
+    """Return the TLS context. Raises `TargetUnavailable` for an unusable file."""
+    return tls.context(
+        chosen,
+        chosen.tls_ca,
+        skip_verify=chosen.tls_skip_verify,
+        client_cert=chosen.client_tls_cert,
+        client_key=chosen.client_tls_key,
+        names=("tls_ca", "client_tls_cert", "client_tls_key"),
+    )
+
 
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -237,3 +305,56 @@ for _module in (default_records, legacy_records):
     _module.gzip_encode = _gzip
     _module.lz4_encode = _lz4
 default_records.zstd_encode = _zstd
+
+
+TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
+_HINTS = {
+    kafka_errors.UnknownTopicOrPartitionError: "the topic does not exist and the broker does not create it; create it",
+    kafka_errors.InvalidReplicationFactorError: "the broker has too few nodes for the topic's default replicas",
+    kafka_errors.TopicAuthorizationFailedError: "the user needs Describe and Write on the topic",
+    kafka_errors.ClusterAuthorizationFailedError: "the user needs IdempotentWrite on the cluster; or idempotent=off",
+    kafka_errors.InvalidReceiveError: "does it need tls=on?",  # a TLS alert, read as the length of an answer
+    kafka_errors.InvalidRecordError: "does the topic need a schema, which a message has not?",
+    kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
+}
+_NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
+
+
+def outcome_of_error(error: BaseException, reason: str, size: int) -> Outcome:
+    """Return the outcome of a message with `size` bytes of key and value; `error` is `unwrapped`."""
+    if isinstance(error, TOO_LARGE):
+        return Rejected(f"{reason} (it has {size} bytes)")
+    if _is_innocent(error) or type(error) in (kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
+        return Failed(reason)
+    return Unavailable(reason)
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """Return the broker's error if the library has only its number and name, in the text of a bare `KafkaError`.
+
+    The library does this with the broker's answer when the producer requests its id, before it sends anything.
+    """
+    match = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
+    return for_code(int(match[1]))() if match else error
+
+
+def describe_error(error: BaseException, last_error: BaseException | None, *, sasl: bool) -> str:
+    """Return an error as text, with a hint at its cause; `last_error` explains a timeout."""
+    if isinstance(error, KafkaTimeoutError) and last_error is not None:
+        error = last_error
+    text = str(error.args[0]) if error.args and error.args[0] else ""
+    text = f"{type(error).__name__}: {text or getattr(error, 'description', None) or 'no reason given'}"
+    hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")
+    if text.endswith("socket disconnected"):
+        hint = "brokers close the connection after a wrong login" if sasl else "does it need tls=on or sasl=on?"
+    if place := getattr(error, "advertised", ""):
+        hint = f"at {place}, the address that the cluster advertises; is advertised.listeners right for this machine?"
+    return text + (f" ({hint})" if hint else "")
+
+
+def _is_innocent(error: BaseException) -> bool:
+    """Return whether a message was refused only because the broker rejected another message of its batch.
+
+    Every other bare `KafkaError` is about the producer, not about a message.
+    """
+    return type(error) is KafkaError and "part of a batch" in str(error)

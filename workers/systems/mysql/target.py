@@ -22,8 +22,7 @@ from app.config.targets.mysql import MysqlSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.systems.mysql.connection import connect, reason
-from workers.systems.mysql.statements import Session, append, is_too_long, mirror
-from workers.systems.mysql.table import Table, take_table
+from workers.systems.mysql.table import Session, Table, append, is_too_long, mirror, take_table
 from workers.targets.base import LeaseCheck
 from workers.targets.doubts import Doubt
 from workers.targets.endpoint import Endpoint

@@ -23,9 +23,7 @@ from app.config.targets.nats import NatsSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Outcome, Unavailable
 from workers.systems.nats.connection import TargetConnection, tls_context
-from workers.systems.nats.core import Core
-from workers.systems.nats.jetstream import JetStream
-from workers.systems.nats.streaming import Streaming
+from workers.systems.nats.publishers import Core, JetStream, Streaming
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.endpoint import Endpoint, NodeRotation

@@ -1,21 +1,27 @@
-"""The connection to a PostgreSQL server: connecting, deadlines, and texts of its errors."""
+"""The connection to a PostgreSQL server: connecting, deadlines, texts of its errors.
+
+When the certificates of a connection are valid is noted here, as libpq does not tell it.
+"""
 
 import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from operator import attrgetter
 
 import psycopg2
 from psycopg2 import extensions
 
+from app import asked_certificate
+from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
-from workers.systems.postgresql.certificates import note_certificates
 from workers.targets import link_local, socket_deadline
 from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.base import TargetUnavailable
+from workers.targets.certificates import SeenCertificates, seen_with
 
 _PORT = "5432"
 _SOCKET_FOLDER = "/var/run/postgresql"  # where libpq looks without a host
@@ -110,3 +116,33 @@ def deadline(connection: extensions.connection, timeout: float) -> Iterator[None
             if limit.is_flooded:
                 raise psycopg2.OperationalError(str(AnswerTooLong(MAX_ANSWER_BYTES))) from error
             raise
+
+
+_VERIFIES = ("verify-ca", "verify-full")
+
+
+def note_certificates(settings: PostgresSettings, connection: extensions.connection) -> None:
+    """Note the server's certificate, if it is verified, the client's and the authority's.
+
+    The server is asked for its own by a second connection, to the very address of the first.
+    """
+    seen, given = seen_with(settings), libpq_parameters(settings.dsn)
+    if not connection.info.ssl_in_use:
+        return
+    # What cannot be read or asked stays unknown: the connection itself works.
+    with contextlib.suppress(Exception):
+        if given.get("sslcert"):
+            seen.note("sslcert", tls.validities_of_file(given["sslcert"])[0])
+    if given.get("sslmode") in _VERIFIES:
+        with contextlib.suppress(Exception):
+            if given.get("sslrootcert"):
+                seen.note("sslrootcert", max(tls.validities_of_file(given["sslrootcert"]), key=attrgetter("ends_at")))
+        with contextlib.suppress(Exception):
+            _ask(connection, seen)
+
+
+def _ask(connection: extensions.connection, seen: SeenCertificates) -> None:
+    with socket.socket(fileno=socket.dup(connection.fileno())) as first:
+        address, port = first.getpeername()[:2]
+    name = connection.info.host
+    seen.note(name, asked_certificate.ask(address, port, name=name, begin=asked_certificate.begin_postgresql))

@@ -24,8 +24,7 @@ from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.systems.postgresql.connection import addresses, connect, deadline, is_stale, reason
-from workers.systems.postgresql.statements import RowsDiscarded, append, mirror
-from workers.systems.postgresql.table import Table, take_table
+from workers.systems.postgresql.table import RowsDiscarded, Table, append, mirror, take_table
 from workers.targets.base import LeaseCheck
 from workers.targets.doubts import Doubt
 from workers.targets.endpoint import Endpoint

@@ -10,11 +10,8 @@ from redis.exceptions import RedisError, ResponseError
 from app.config.sources.redis import RedisSourceSettings
 from app.events.parsing import Message
 from workers.sources.base import Opened, SourceUnavailable
-from workers.systems.redis.answers import describe_error
-from workers.systems.redis.connection import RedisServers, describe_servers
-from workers.systems.redis.list_reader import ListReader
-from workers.systems.redis.reader import Reader, ask
-from workers.systems.redis.stream_reader import StreamReader
+from workers.systems.redis.connection import RedisServers, describe_error, describe_servers
+from workers.systems.redis.readers import ListReader, Reader, StreamReader, ask
 from workers.targets.base import TargetUnavailable
 from workers.targets.socket_deadline import Deadline
 

@@ -11,9 +11,9 @@ others.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -23,22 +23,22 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from app.config.targets.redis import RedisSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
-from workers.systems.redis.answers import (
+from workers.systems.redis.connection import (
     Commands,
+    RedisServers,
     answers_to,
     check_answer,
     describe_error,
+    describe_servers,
     is_about_the_key,
     is_about_the_server,
 )
-from workers.systems.redis.commands import namespace_commands, stream_commands
-from workers.systems.redis.connection import RedisServers, describe_servers
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch, grouped, places
 from workers.targets.endpoint import Endpoint
-from workers.targets.messages import entry_format, shaped
-from workers.targets.payloads import log, redis_access, runs
+from workers.targets.messages import Write, entry_format, shaped
+from workers.targets.payloads import change, collapse, log, redis_access, runs
 from workers.targets.socket_deadline import Deadline
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
@@ -261,3 +261,65 @@ def _portions(events: Sequence[Event], indexes: Sequence[int]) -> Iterator[Seque
             start, characters = place, 0
         characters += size
     yield indexes[start:]
+
+
+# KEYS: the hash; ARGV: path, version, path, version, ... Values that are not JSON were written by others and stay.
+_REMOVE_VERSIONS = """
+local removed = 0
+for i = 1, #ARGV, 2 do
+  local value = redis.call('HGET', KEYS[1], ARGV[i])
+  local read, document = pcall(cjson.decode, value or '')
+  if read then
+    local is_record, version = pcall(function() return document.Records[1].s3.object.versionId end)
+    if is_record then
+      if version == nil or version == cjson.null or version == '' then version = 'null' end
+      if version == ARGV[i + 1] then removed = removed + redis.call('HDEL', KEYS[1], ARGV[i]) end
+    end
+  end
+end
+return removed
+"""
+
+
+class Command(NamedTuple):
+    """The words of a command, and the paths of the objects that it is about."""
+
+    words: list[Any]
+    paths: Iterable[str]
+
+
+def namespace_commands(key: str, events: Sequence[Event]) -> list[Command]:
+    """Return the commands that leave the hash as the events, applied one after the other, would."""
+    rows = collapse(change(event, "namespace") for event in events)
+    commands = []
+    if rows.documents:
+        commands.append(Command(["HSET", key, *chain.from_iterable(rows.documents.items())], rows.documents))
+    if rows.removed:
+        commands.append(Command(["HDEL", key, *rows.removed], rows.removed))
+    if rows.versions:
+        words = ["EVAL", _REMOVE_VERSIONS, 1, key, *chain.from_iterable(rows.versions)]
+        commands.append(Command(words, [path for path, _ in rows.versions]))
+    return commands
+
+
+def stream_commands(key: str, events: Sequence[Event], write: Write, max_entries: int) -> list[Command]:
+    """Return the commands that append the events to the stream; the last one has it trimmed."""
+    trim = ["MAXLEN", "~", max_entries] if max_entries else []
+    return [
+        Command(
+            ["XADD", key, *(trim if place == len(events) else ()), "*", *chain.from_iterable(_fields(event, write))],
+            [event.path],
+        )
+        for place, event in enumerate(events, 1)
+    ]
+
+
+def _fields(event: Event, write: Write) -> Iterable[tuple[str, str]]:
+    """Return what an entry of a stream consists of."""
+    return (
+        ("id", event.id),
+        ("event", event.name),
+        ("bucket", event.bucket),
+        ("key", event.key),
+        ("body", write(event)),
+    )

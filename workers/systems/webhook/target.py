@@ -30,8 +30,7 @@ from app.config.errors import BadValue
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Exchange, Failed, Outcome, Rejected, Unavailable
-from workers.systems.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
-from workers.systems.webhook.request import RequestFormat
+from workers.systems.webhook.requests import RequestFormat, outcome_of_answer, outcome_of_error, read_answer
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
