@@ -34,8 +34,8 @@ from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import create, link_local
 from workers.targets.base import Adapter, Target, TargetUnavailable
-from workers.targets.endpoint import Endpoint, tls_handshake
-from workers.targets.http_connection import PrivateAddressError
+from workers.targets.http_pool import PrivateAddressError
+from workers.targets.tcp import Endpoint, tls_handshake
 from workers.telemetry.redaction import RedactingTarget
 
 _MAX_SECONDS = 60  # of a test by the API, which ends it before

@@ -44,7 +44,7 @@ from workers.source_test import run_source_test
 from workers.sources.base import SourceUnavailable
 from workers.systems.kafka.client import Client
 from workers.systems.kafka.source import KafkaSource, read_position
-from workers.targets.answer_limit import MAX_MESSAGE_BYTES
+from workers.targets.sockets import MAX_MESSAGE_BYTES
 
 # The server is that of the source contract.
 pytestmark = pytest.mark.parametrize("served", ["kafka"], indirect=True)

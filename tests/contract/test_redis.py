@@ -16,7 +16,7 @@ from tests.contract.probes.base import attempt
 from tests.contract.probes.redis import Access, Namespace, Stream
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Rejected, Unavailable
-from workers.targets import cloudevents, payloads
+from workers.targets import messages, payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -82,7 +82,7 @@ def test_an_entry_of_a_stream_has_the_documented_fields(stream: Stream) -> None:
         ("id", event.id), ("event", "s3:ObjectCreated:Put"), ("bucket", "images"), ("key", "photos/a b.jpg"),
         ("body", payloads.log(event)),
     ]  # fmt: skip
-    assert second == first | {"body": cloudevents.structured(event)}
+    assert second == first | {"body": messages.structured(event)}
 
 
 @WINDOWS

@@ -46,7 +46,7 @@ from tests.support.recording_proxy import Wiretap
 from tests.support.service_processes import Role, source_worker, start_all, stop_all
 from workers.sources import create
 from workers.sources.base import SourceUnavailable
-from workers.targets.certificates import SeenCertificates
+from workers.targets.tls import SeenCertificates
 
 NIGHTLY = pytest.mark.nightly(
     "a queue of SQS with groups: a source does not know which of the two it is", when=lambda served: served == "sqs"

@@ -23,7 +23,7 @@ from tests.support.doc_consumers import consumers, output
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.systems.sqs.client import SqsClient
 from workers.systems.sqs.target import SqsTarget, _outcome
-from workers.targets import cloudevents
+from workers.targets import messages
 from workers.targets.base import NO_LEASE, TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -91,7 +91,7 @@ def test_a_cloud_event_is_the_body(queue: Standard) -> None:
     event = sample_events.put("a")
     assert queue.delivered([event], payload="cloudevents") == [DELIVERED]
     (message,) = queue.server.messages()
-    assert message["Body"] == cloudevents.structured(event)
+    assert message["Body"] == messages.structured(event)
 
 
 def test_a_fifo_queue_gets_a_group_for_each_object_and_the_events_id(fifo: Fifo) -> None:

@@ -36,9 +36,9 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
-from workers.targets import cloudevents, create, payloads
+from workers.targets import create, messages, payloads
 from workers.targets.base import LeaseExpired, Target, TargetUnavailable
-from workers.targets.certificates import seen_with
+from workers.targets.tls import seen_with
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -112,7 +112,7 @@ def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) 
     assert sorted(path for path, _ in once) == sorted(event.path for event in made)
     documents = dict(once)
     for event in made:
-        assert probe.same(documents[event.path], cloudevents.structured(event))
+        assert probe.same(documents[event.path], messages.structured(event))
         cloud_events.assert_is(cloud_events.structured(documents[event.path]), event)
 
 

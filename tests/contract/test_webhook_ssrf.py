@@ -21,7 +21,7 @@ from tests.contract.probes.webhook import webhook
 from tests.services import Receiver
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Unavailable
-from workers.targets import create, http_connection
+from workers.targets import create, http_pool
 from workers.targets.base import TargetUnavailable
 
 
@@ -67,7 +67,7 @@ def test_a_name_that_changes_its_meaning_after_the_look_is_not_followed(
     # which stands for a public address, as tests do not leave this machine.
     answers = [["127.0.0.2"], ["127.0.0.1"]]
     monkeypatch.setattr(socket, "getaddrinfo", resolver(answers))
-    monkeypatch.setattr(http_connection, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(http_pool, "is_public", lambda address: address == "127.0.0.2")
     with closing(webhook(f"http://endpoint.test:{receiver.port}/", allow_private="off")) as target:
         (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
@@ -80,7 +80,7 @@ def test_the_guard_looks_at_every_connection_and_not_only_at_the_first(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed = {"127.0.0.1"}
-    monkeypatch.setattr(http_connection, "is_public", lambda address: address in allowed)
+    monkeypatch.setattr(http_pool, "is_public", lambda address: address in allowed)
     with opened(webhook(receiver.url, allow_private="off")) as target:
         assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         allowed.clear()

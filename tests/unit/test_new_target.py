@@ -17,7 +17,7 @@ RECIPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a target\n")[2
 STEPS = RECIPE.partition("\n1. ")[2].partition("\n\n")[0]
 SHARED = {"workers/targets/base.py"}  # named to be read
 FILES = sorted(set(re.findall(r"`((?:[\w<>.*-]+/)*[\w<>*-]+\.(?:py|md|yml|toml|txt|lock))`", STEPS)) - SHARED)
-IN_THE_PACKAGE = {"batch.py", "link_target.py", "request_threads.py", "sql_target.py"}
+IN_THE_PACKAGE = {"batch.py", "link_target.py", "sql_target.py"}
 OTHERWISE = {"amqp", "mysql", "postgresql", "redis", "webhook"}  # also a database or a broker of the service, or a word
 # Facts about others: MinIO's old config.json, which system JetStream is of, and what Versity's gateway sends.
 NAMED = {
@@ -40,7 +40,7 @@ class PigeonSettings(MessageSettings, type_name="pigeon", title="Pigeon", exampl
 """
 ADAPTER = """
 from workers.delivery.outcomes import DELIVERED, Failed
-from workers.targets.endpoint import Endpoint
+from workers.targets.tcp import Endpoint
 
 
 class PigeonTarget:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.events.parsing import parse
 from tests.support import sample_events
-from workers.targets import cloudevents, payloads
+from workers.targets import messages, payloads
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/payloads.md").read_text()
 
@@ -19,8 +19,8 @@ def test_every_example_is_made_from_the_example_event() -> None:
     record, event_id, *envelopes = blocks
     assert re.sub(r"\s", "", record) == re.sub(r"\s", "", event.record)
     assert event_id == event.id
-    headers = "\n".join(f"{name}: {value}" for name, value in cloudevents.binary_headers(event, cloudevents.HTTP))
-    made = [payloads.log(event), payloads.log(event, "guide"), cloudevents.structured(event), headers]
+    headers = "\n".join(f"{name}: {value}" for name, value in messages.binary_headers(event, messages.HTTP))
+    made = [payloads.log(event), payloads.log(event, "guide"), messages.structured(event), headers]
     made += [payloads.records(event)]
     made += [payloads.redis_access(event), payloads.redis_access(event, "guide")]
     made += [payloads.elasticsearch_access(event, "guide").rstrip("\n")]

@@ -67,7 +67,7 @@ PRIVATE = {
     "redis": {"app/redis_answers.py": {"_sock"}, "workers/systems/redis/connection.py": {"_connect", "_sock"}},
     "urllib3": {
         "app/console/openid_provider.py": {"_new_conn"},
-        "workers/targets/http_connection.py": {"_dns_host", "_new_conn"},
+        "workers/targets/http_pool.py": {"_dns_host", "_new_conn"},
     },
     "werkzeug": {"app/api/services.py": {"_compile_builder"}},
 }  # fmt: skip

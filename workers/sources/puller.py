@@ -27,7 +27,7 @@ from workers.sources import create, policy
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
 from workers.targets import tcp
-from workers.targets.certificates import seen_with
+from workers.targets.tls import seen_with
 
 log = logging.getLogger("bucketwire.sources")
 

@@ -30,7 +30,7 @@ from typing import Protocol
 
 from app.events.model import Event
 from workers.delivery.outcomes import Outcome
-from workers.targets.endpoint import Endpoint
+from workers.targets.tcp import Endpoint
 
 
 class TargetUnavailable(Exception):
@@ -93,3 +93,18 @@ class Adapter(Target, Protocol):
 
         `open` needs to reach one of them. Raises `TargetUnavailable` for an unusable proxy or connection string.
         """
+
+
+# One for the whole process: it makes one call at a time, and an adapter may use several threads for it.
+_call_trace = ""
+
+
+def begin_call_trace(trace: str) -> None:
+    """Set the trace context of the call that begins, "" when it has ended or traces are not exported."""
+    global _call_trace  # noqa: PLW0603 - one for each process is the point
+    _call_trace = trace
+
+
+def call_trace() -> str:
+    """Return the trace context of the call that is being made: for a request with events of several traces."""
+    return _call_trace

@@ -2,15 +2,23 @@
 
 An adapter asks `begin` which events may go into its next request, sends them, and records each outcome with `settle`.
 `lose` records the outcome of events that were sent and never settled. `outcomes` is then the result of `deliver`.
-Where each event goes, if a template of the settings says it, is one of its `places`.
+Where each event goes, if a template of the settings says it, is one of its `places`. `RequestThreads` makes requests of
+a call at once, with the events of an object in order.
+
+A column, a check, a trigger or a mapping may refuse one event or all of them, and the remote cannot be asked which
+(`Doubt`). So the event is blamed only if the remote accepted one of the same kind after it. Otherwise the outcome is
+`Unavailable`, and `workers.delivery.second_opinion` sends another event to find out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from app.config.errors import BadValue
 from app.config.fields.templates import Place
 from app.events.model import Event
-from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.targets.payloads import mark_not_attempted
 
@@ -121,3 +129,80 @@ def grouped(indexes: Iterable[int], places: Sequence[str]) -> dict[str, list[int
     for index in indexes:
         groups.setdefault(places[index], []).append(index)
     return groups
+
+
+MAX_THREADS = 64
+
+
+class RequestThreads:
+    """A pool of threads, which are idle between calls and end with `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, batch: Batch, window: int, at_once: int, send: Callable[[Sequence[int]], None]) -> None:
+        """Have `send` called in up to `window` threads, with all events of about `at_once` objects each time.
+
+        An object's events are in one call, in their order. No call is running when this returns, or is interrupted.
+        """
+        chains: dict[str, list[int]] = {}
+        for index, event in enumerate(batch.events):
+            chains.setdefault(event.path, []).append(index)
+        waiting = deque(chains.values())
+
+        def take_chains() -> None:
+            while waiting:
+                chosen: list[int] = []
+                while len(chosen) < at_once:
+                    try:
+                        chosen += waiting.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                send(sorted(chosen))
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix=self._name)
+        threads = min(window, MAX_THREADS, len(chains), -(-len(batch.events) // at_once))
+        running: list[Future[None]] = []
+        try:
+            for _ in range(threads):
+                running.append(self._pool.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
+            for sending in running:
+                sending.result()
+        finally:
+            # No request may outlive the call, even if this thread is interrupted.
+            batch.stop()
+            wait(running)
+
+    def close(self) -> None:
+        """End the threads."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The refusal of an event, which may be the fault of the event or of the target."""
+
+    reason: str
+
+
+def resolve(
+    outcomes: Sequence[Outcome | Doubt], kinds: Sequence[object], writes: Sequence[bool] | None = None
+) -> list[Outcome]:
+    """Return the outcomes of events in the order in which they were sent, with a decision for each `Doubt`.
+
+    An accepted event is compared with refused ones of its kind only, and only if it `writes` something itself.
+    """
+    resolved: list[Outcome] = []
+    accepted: set[object] = set()
+    for index in range(len(outcomes) - 1, -1, -1):
+        outcome = outcomes[index]
+        if isinstance(outcome, Doubt):
+            outcome = Rejected(outcome.reason) if kinds[index] in accepted else Unavailable(outcome.reason)
+        elif isinstance(outcome, Delivered) and (writes is None or writes[index]):
+            accepted.add(kinds[index])
+        resolved.append(outcome)
+    return resolved[::-1]

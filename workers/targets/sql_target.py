@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from app.events.model import Effect, Event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
-from workers.targets.doubts import Doubt, resolve
+from workers.targets.batch import Doubt, resolve
 from workers.targets.payloads import mark_not_attempted
 
 

@@ -7,9 +7,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.delivery.settlement import Observer, TargetCall
-from workers.targets import call_trace
-from workers.targets.base import LeaseExpired, TargetUnavailable
+from workers.targets.base import LeaseExpired, TargetUnavailable, begin_call_trace
 
 _COUNTED = {
     Delivered: "delivered",
@@ -44,14 +42,14 @@ class CallSpans(Observer):
         """Start the span."""
         self._span = self._start(call.events)
         call.trace = self._span.trace
-        call_trace.begin(call.trace)
+        begin_call_trace(call.trace)
         if len(call.events) == 1:
             call.events = [call.events[0]._replace(trace=call.trace)]
 
     def call_ended(self, call: TargetCall) -> None:
         """End the span with what came of the call."""
         span, self._span = self._span, NO_SPAN
-        call_trace.begin("")
+        begin_call_trace("")
         if isinstance(call.error, TargetUnavailable):
             span.fail("unavailable", call.error.reason)
         elif isinstance(call.error, LeaseExpired):

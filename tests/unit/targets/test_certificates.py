@@ -22,7 +22,7 @@ from app.config.tls import Validity
 from app.server.api_heartbeat import ApiHeartbeat
 from workers.systems.postgresql.connection import note_certificates
 from workers.targets import tls
-from workers.targets.certificates import SeenCertificates, seen_with
+from workers.targets.tls import SeenCertificates, seen_with
 
 END = datetime(2100, 1, 2, 3, 4, 5, tzinfo=UTC)
 DAYS = 36_500
@@ -141,9 +141,7 @@ def test_only_the_ends_that_differ_from_those_recorded_are_to_be_recorded() -> N
 
 def test_a_certificate_that_ends_soon_is_looked_at_once_a_day_also_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000_000.0]
-    monkeypatch.setattr(
-        "workers.targets.certificates.time", SimpleNamespace(monotonic=lambda: now[0], time=END.timestamp)
-    )
+    monkeypatch.setattr("workers.targets.tls.time", SimpleNamespace(monotonic=lambda: now[0], time=END.timestamp))
     seen = SeenCertificates()
     seen.note("one", Validity(0, VALID.ends_at + 86_400_000))
     assert not seen.is_stale()
@@ -179,7 +177,7 @@ def test_of_a_server_that_does_not_tell_its_certificate_the_authority_is_noted(
 
 def test_one_that_is_met_again_is_recorded_again_half_a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000_000.0]
-    monkeypatch.setattr("workers.targets.certificates.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("workers.targets.tls.time", SimpleNamespace(monotonic=lambda: now[0]))
     seen = SeenCertificates()
     seen.note("one", valid(1))
     seen.note("two", valid(2))
@@ -198,7 +196,7 @@ def test_one_that_is_met_again_is_recorded_again_half_a_day_later(monkeypatch: p
 def test_one_of_a_short_life_is_looked_at_in_its_last_third_and_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monotonic, now = [1_000_000.0], [0.0]
     clock = SimpleNamespace(monotonic=lambda: monotonic[0], time=lambda: now[0])
-    monkeypatch.setattr("workers.targets.certificates.time", clock)
+    monkeypatch.setattr("workers.targets.tls.time", clock)
     seen = SeenCertificates()
     seen.note("a day", Validity(0, 86_400_000))
     monotonic[0] += 3_601

@@ -1,7 +1,7 @@
 """Whose fault a refusal is that may be the target's."""
 
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Rejected, Unavailable
-from workers.targets.doubts import Doubt, resolve
+from workers.targets.batch import Doubt, resolve
 
 DOUBT, REJECTED, UNAVAILABLE = Doubt("why"), Rejected("why"), Unavailable("why")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.targets.endpoint import NodeRotation
+from workers.targets.tcp import NodeRotation
 
 
 class Nodes:

@@ -20,7 +20,7 @@ from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.systems.webhook.requests import RequestFormat
-from workers.targets import call_trace
+from workers.targets import base
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
 from workers.telemetry.call_spans import CallSpans
 
@@ -41,7 +41,7 @@ class Recorder:
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         self.got += events
-        self.contexts.append(call_trace.current())
+        self.contexts.append(base.call_trace())
         return [self.answer(each) for each in events]
 
 
@@ -49,7 +49,7 @@ class Recorder:
 def exporter() -> Iterator[InMemorySpanExporter]:
     made = InMemorySpanExporter()
     yield made
-    call_trace.begin("")
+    base.begin_call_trace("")
 
 
 def deliver(target: Recorder, exporter: InMemorySpanExporter, events: Sequence[Event]) -> TargetCall:
@@ -109,7 +109,7 @@ def test_a_call_with_several_is_linked_to_their_traces_and_leaves_them_as_they_a
     assert not {"aws.s3.key", "messaging.message.id"} & set(span.attributes)
     assert call.trace.startswith(ids(span))
     assert target.contexts == [call.trace]
-    assert call_trace.current() == "", "only during the call"
+    assert base.call_trace() == "", "only during the call"
 
 
 def test_a_call_with_events_of_one_request_is_in_its_trace(exporter: InMemorySpanExporter) -> None:
@@ -163,11 +163,11 @@ def test_a_webhook_request_has_the_context_of_its_event_or_of_the_call() -> None
     events = [event(f"k{number}")._replace(trace=trace(number)) for number in (1, 2)]
     bodies = [requests.build(events)[0]]
     assert "traceparent" not in requests.build(events)[1]
-    call_trace.begin(trace(3))
+    base.begin_call_trace(trace(3))
     try:
         assert requests.build(events)[1]["traceparent"] == trace(3)
         assert requests.build(events[:1])[1]["traceparent"] == trace(1)
         bodies.append(requests.build(events)[0])
     finally:
-        call_trace.begin("")
+        base.begin_call_trace("")
     assert bodies[0] == bodies[1]

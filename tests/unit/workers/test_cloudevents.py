@@ -17,11 +17,11 @@ from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.parsing import parse
 from tests.support import cloud_events, sample_events
-from workers.targets import cloudevents, payloads
+from workers.targets import messages, payloads
 from workers.targets.messages import entry_format, message_format
 
 NOW = 1_795_000_000_000
-BINDINGS = {name: getattr(cloudevents, name) for name in ("HTTP", "NATS", "KAFKA", "AMQP", "MQTT")}
+BINDINGS = {name: getattr(messages, name) for name in ("HTTP", "NATS", "KAFKA", "AMQP", "MQTT")}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 ODD = TEXTS.filter(lambda text: text.strip() == text and text != "")
 
@@ -35,7 +35,7 @@ def recorded(key: str = "a.txt", bucket: str = "images", name: str = sample_even
 
 def test_the_attributes_are_those_of_the_adapter_for_s3_but_for_the_id() -> None:
     event = recorded("photos/ä b.jpg", awsRegion="us-east-1")
-    assert cloudevents.attributes(event) == {
+    assert messages.attributes(event) == {
         "specversion": "1.0",
         "id": event.id,
         "source": "minio:s3.us-east-1.images",
@@ -65,7 +65,7 @@ def test_the_attributes_are_those_of_the_adapter_for_s3_but_for_the_id() -> None
     ],
 )
 def test_the_subject_is_exactly_the_key_or_left_out(key: str, subject: str | None) -> None:
-    found = cloud_events.structured(cloudevents.structured(recorded(key)))
+    found = cloud_events.structured(messages.structured(recorded(key)))
     assert found.get_subject() == subject
     data: Any = found.get_data()
     assert data["Key"] == f"images/{key}"
@@ -73,8 +73,8 @@ def test_the_subject_is_exactly_the_key_or_left_out(key: str, subject: str | Non
 
 def test_an_event_of_a_bucket_has_no_subject() -> None:
     event = recorded("", name="s3:BucketCreated:*")
-    assert "subject" not in cloudevents.attributes(event)
-    assert cloudevents.attributes(event)["type"] == "com.amazonaws.s3.BucketCreated:*"
+    assert "subject" not in messages.attributes(event)
+    assert messages.attributes(event)["type"] == "com.amazonaws.s3.BucketCreated:*"
 
 
 @pytest.mark.parametrize(
@@ -94,30 +94,30 @@ def test_an_event_of_a_bucket_has_no_subject() -> None:
 )
 def test_the_source_is_a_uri_reference_whatever_the_record_says(members: dict[str, Any], source: str) -> None:
     event = recorded(**members)
-    assert cloudevents.attributes(event)["source"] == source
-    cloud_events.structured(cloudevents.structured(event))
+    assert messages.attributes(event)["source"] == source
+    cloud_events.structured(messages.structured(event))
 
 
 def test_a_bucket_of_any_name_is_escaped_in_the_source() -> None:
-    assert cloudevents.attributes(recorded(bucket="tenant:ä/b"))["source"] == "minio:s3..tenant%3A%C3%A4%2Fb"
+    assert messages.attributes(recorded(bucket="tenant:ä/b"))["source"] == "minio:s3..tenant%3A%C3%A4%2Fb"
 
 
 @pytest.mark.parametrize(("sequencer", "kept"), [("18E9", True), ("18e9", True), ("", False), ("later", False)])
 def test_a_sequencer_that_orders_nothing_is_left_out(sequencer: str, kept: bool) -> None:
     event = recorded()._replace(sequencer=sequencer)
-    assert cloudevents.attributes(event).get("sequencer") == (sequencer if kept else None)
+    assert messages.attributes(event).get("sequencer") == (sequencer if kept else None)
 
 
 def test_a_name_with_characters_that_no_attribute_can_have_is_mended() -> None:
     event = recorded(name="s3:New\r\nKind\uffff")
-    assert cloudevents.attributes(event)["type"] == "com.amazonaws.s3.New\ufffd\ufffdKind\ufffd"
-    data: Any = cloud_events.structured(cloudevents.structured(event)).get_data()
+    assert messages.attributes(event)["type"] == "com.amazonaws.s3.New\ufffd\ufffdKind\ufffd"
+    data: Any = cloud_events.structured(messages.structured(event)).get_data()
     assert data["EventName"] == event.name
 
 
 @pytest.mark.parametrize(("line", "event"), list(sample_events.captured()))
 def test_what_a_real_minio_sent_is_read_by_the_sdk_with_minios_message_as_data(line: str, event: Event) -> None:
-    text = cloudevents.structured(event)
+    text = messages.structured(event)
     assert text.endswith(f',"data":{line}}}')
     cloud_events.assert_is(cloud_events.structured(text), event)
 
@@ -128,32 +128,32 @@ def test_whatever_an_event_says_its_cloud_event_is_valid_and_always_the_same(
 ) -> None:
     event = recorded(key, bucket, name, eventSource=sender, awsRegion=region)
     event = sample_events.traced(event) if traced else event
-    text = cloudevents.structured(event)
-    assert text == cloudevents.structured(event)
-    attributes = cloudevents.attributes(event)
+    text = messages.structured(event)
+    assert text == messages.structured(event)
+    attributes = messages.attributes(event)
     read = {name: value for name, value in json.loads(text).items() if name not in ("data", "datacontenttype")}
     assert read == attributes
     cloud_events.structured(text)
     cloud_events.of_attributes(attributes, payloads.log(event))
-    for binding in (cloudevents.HTTP, cloudevents.NATS):
-        headers = dict(cloudevents.binary_headers(event, binding))
+    for binding in (messages.HTTP, messages.NATS):
+        headers = dict(messages.binary_headers(event, binding))
         assert all(re.fullmatch(r"[\x21-\x7e]+", value) and '"' not in value for value in headers.values())
         decoded = {name[3:]: unquote(value, errors="strict") for name, value in headers.items() if name[:3] == "ce-"}
         decoded.pop("datacontenttype", None)
         assert decoded == attributes
-    for binding in (cloudevents.KAFKA, cloudevents.AMQP, cloudevents.MQTT):
+    for binding in (messages.KAFKA, messages.AMQP, messages.MQTT):
         plain = {binding.prefix + name: value for name, value in attributes.items()}
-        assert dict(cloudevents.binary_headers(event, binding)).items() >= plain.items()
+        assert dict(messages.binary_headers(event, binding)).items() >= plain.items()
 
 
 @given(key=ODD, bucket=ODD, traced=st.booleans())
 def test_another_bucketwire_records_the_same_event_of_each_mode(key: str, bucket: str, traced: bool) -> None:
     event = recorded(key, bucket)
     event = event._replace(trace=f'{sample_events.TRACEPARENT} a=%41 "1') if traced else event
-    single, many = {"Content-Type": cloudevents.STRUCTURED}, {"Content-Type": cloudevents.BATCH}
-    assert parse(cloudevents.structured(event).encode(), single, now_ms=0).events == [event]
-    assert parse(cloudevents.batch([event, event]).encode(), many, now_ms=0).events == [event, event]
-    headers = dict(cloudevents.binary_headers(event, cloudevents.HTTP))
+    single, many = {"Content-Type": messages.STRUCTURED}, {"Content-Type": messages.BATCH}
+    assert parse(messages.structured(event).encode(), single, now_ms=0).events == [event]
+    assert parse(messages.batch([event, event]).encode(), many, now_ms=0).events == [event, event]
+    headers = dict(messages.binary_headers(event, messages.HTTP))
     assert parse(payloads.log(event).encode(), headers, now_ms=0).events == [event]
 
 
@@ -167,7 +167,7 @@ def settings(type_name: str, **values: str) -> Any:
 
 
 def test_minios_messages_are_written_by_the_same_functions_as_ever_and_have_no_headers() -> None:
-    for type_name, binding in (("nsq", None), ("nats", cloudevents.NATS)):
+    for type_name, binding in (("nsq", None), ("nats", messages.NATS)):
         made = message_format(settings(type_name), *filter(None, [binding]))
         assert made.body is payloads.log
         assert made.headers is None
@@ -189,6 +189,6 @@ def test_binary_mode_adds_headers_to_minios_message_and_nothing_else(name: str) 
 @pytest.mark.parametrize("name", BINDINGS)
 def test_structured_mode_names_its_format_where_there_is_a_header_for_it(name: str) -> None:
     made = message_format(settings("nats", payload="cloudevents"), BINDINGS[name])
-    assert made.content_type == cloudevents.STRUCTURED
+    assert made.content_type == messages.STRUCTURED
     header = BINDINGS[name].content_type
-    assert made.all_headers(recorded()) == ({header: cloudevents.STRUCTURED} if header else {})
+    assert made.all_headers(recorded()) == ({header: messages.STRUCTURED} if header else {})

@@ -26,11 +26,10 @@ from app.config.errors import BadValue
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.targets import cloudevents, socket_deadline, tcp, tls
-from workers.targets.answer_limit import MAX_MESSAGE_BYTES, AnswerTooLong
+from workers.targets import sockets, tcp, tls
 from workers.targets.batch import Batch
-from workers.targets.messages import LEAST_BYTES, message_format
-from workers.targets.socket_deadline import Deadline
+from workers.targets.messages import AMQP, LEAST_BYTES, message_format
+from workers.targets.sockets import MAX_MESSAGE_BYTES, AnswerTooLong, Deadline
 
 CLIENT_NAME = "Bucketwire"
 _MAX_FRAME_BYTES = 1 << 20  # servers agree to 128 KiB
@@ -69,7 +68,7 @@ class _Transport(_Bounded, TCPTransport):
         self.sock = tcp.connect(host, port, timeout)
 
     def _setup_transport(self) -> None:
-        socket_deadline.watch(self.sock.fileno())
+        sockets.watch(self.sock.fileno())
         super()._setup_transport()  # type: ignore[misc]  # the stubs lack it
 
 
@@ -85,7 +84,7 @@ class _TLSTransport(_Bounded, SSLTransport):
         self.sock = tcp.connect(host, port, timeout)
 
     def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
-        socket_deadline.watch(sock.fileno())
+        sockets.watch(sock.fileno())
         return self._context.wrap_socket(
             sock, server_hostname=self._server_name or self.host, do_handshake_on_connect=False
         )
@@ -172,7 +171,7 @@ class AmqpLink:
         self._returned: dict[str, str] = {}  # event id to the server's reason
         self._tag = 0
         self._timeout = settings.timeout
-        self._format = message_format(settings, cloudevents.AMQP)
+        self._format = message_format(settings, AMQP)
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
         self._routing_key = settings.routing_key
         self._publish = lru_cache(maxsize=_CACHED_KEYS)(partial(_publish, settings))

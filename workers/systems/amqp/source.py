@@ -35,7 +35,7 @@ from app.events.minio_json import YEAR_10000
 from workers.sources.base import AnyText, Opened, SourceUnavailable, parses_position
 from workers.systems.amqp.connection import describe_error, limited, make_connection
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import NodeRotation
+from workers.targets.tcp import NodeRotation
 
 _BATCHES = 2  # that are on their way: one is recorded while the next one is pulled
 _MAX_PREFETCHED = 65_535

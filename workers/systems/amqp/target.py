@@ -28,9 +28,9 @@ from workers.delivery.outcomes import Unavailable
 from workers.systems.amqp.connection import BLOCKED, AmqpLink, Blocked, describe_error
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import Endpoint, NodeRotation
 from workers.targets.link_target import LinkTarget
 from workers.targets.payloads import waves
+from workers.targets.tcp import Endpoint, NodeRotation
 
 _NOT_ALLOWED = re.compile(r"access to topic '(.*)' in exchange ")  # RabbitMQ's topic permissions
 _TOO_LARGE = re.compile(r"message size [0-9]+ is larger than configured max size ([0-9]+)")

@@ -6,7 +6,7 @@ from http.client import responses
 from typing import Any
 
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.doubts import Doubt
+from workers.targets.batch import Doubt
 
 _MAX_SHOWN_CHARACTERS = 500
 _MIN_MAJOR = 7

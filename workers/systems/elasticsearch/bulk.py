@@ -8,8 +8,7 @@ from workers.delivery.outcomes import NOT_ATTEMPTED, Outcome, Rejected, Unavaila
 from workers.systems.elasticsearch.answers import error_of_answer, is_good, outcome_of_item
 from workers.systems.elasticsearch.cluster import Cluster
 from workers.targets.base import TargetUnavailable
-from workers.targets.batch import Batch
-from workers.targets.doubts import Doubt, resolve
+from workers.targets.batch import Batch, Doubt, resolve
 
 BATCH_BYTES = 10_000_000  # of a request; a server accepts 100 MB, and is fastest with a tenth of that
 

@@ -37,7 +37,7 @@ from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import NOWHERE
 from workers.targets.http_pool import describe_http_error, http_pool, retry_after
-from workers.targets.socket_deadline import Deadline
+from workers.targets.sockets import Deadline
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 

@@ -15,8 +15,8 @@ format an object's second event waits for the answer to its first.
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
 | 403, 404 and the like for an index of a template           | Failed                                           |
 | 400: a field name, depth, a term too long; other 4xx       | Rejected, with the server's reason               |
-| 2xx and `noop`: a pipeline drops the document              | as `workers.targets.doubts` decides              |
-| other 400: mapping, parsing, pipelines, limits             | as `workers.targets.doubts` decides              |
+| 2xx and `noop`: a pipeline drops the document              | as `workers.targets.batch` decides              |
+| other 400: mapping, parsing, pipelines, limits             | as `workers.targets.batch` decides              |
 | other 5xx                                                  | Failed                                           |
 | to the request: 400 or 413                                 | sent again in halves; as above for a single one  |
 | to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
@@ -40,10 +40,10 @@ from workers.systems.elasticsearch.mirror import Mirror
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.targets.batch import NOWHERE, Batch, places
-from workers.targets.endpoint import Endpoint
 from workers.targets.http_pool import http_endpoint
 from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import elasticsearch_access, waves
+from workers.targets.tcp import Endpoint
 
 _CREATE = b'{"create":{}}\n'
 

@@ -53,8 +53,8 @@ from app.events.messages import KEY_HEADER, Message
 from app.events.unpacking import NotUnpacked, unpacked
 from workers.sources.base import AnyText, Opened, SourceChanged, SourceUnavailable, parses_position
 from workers.systems.kafka.client import Client, connection_config, describe_error
-from workers.targets.answer_limit import MAX_MESSAGE_BYTES
 from workers.targets.base import TargetUnavailable
+from workers.targets.sockets import MAX_MESSAGE_BYTES
 
 _FETCH_BYTES, _PARTITION_BYTES = 1 << 24, 1 << 22  # of one answer, and of each partition in it; a message may have more
 _METADATA_SECONDS = 10.0  # after which a new partition is noticed

@@ -56,12 +56,12 @@ from workers.systems.kafka.client import (
     tls_context,
     unwrapped,
 )
-from workers.targets import cloudevents, tls
+from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import NOWHERE, Batch, places
-from workers.targets.endpoint import Endpoint
-from workers.targets.messages import MessageFormat, message_format
+from workers.targets.messages import KAFKA, MessageFormat, message_format
 from workers.targets.payloads import runs
+from workers.targets.tcp import Endpoint
 
 _MAX_OVERHEAD_BYTES = 40  # the most that a message has besides its key and value, in any version of the format
 _MAX_HEADER_OVERHEAD_BYTES = 4  # the most that one of its headers has besides its name and value, up to 8 KB
@@ -182,7 +182,7 @@ class KafkaTarget:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._format = message_format(settings, cloudevents.KAFKA)
+        self._format = message_format(settings, KAFKA)
         self._where = f"Kafka topic {settings.topic} at {settings.brokers}"
         self._producer: Any = None
         self._client: Client | None = None

@@ -21,11 +21,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from app.config.errors import BadValue
 from app.config.targets.mqtt import MqttAddress, MqttSettings
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets import cloudevents, socket_deadline, tcp, tls
-from workers.targets.answer_limit import MAX_ANSWER_BYTES, LimitedSocket
+from workers.targets import sockets, tcp, tls
 from workers.targets.batch import Batch
-from workers.targets.messages import LEAST_BYTES, message_format
-from workers.targets.socket_deadline import Deadline
+from workers.targets.messages import LEAST_BYTES, MQTT, message_format
+from workers.targets.sockets import MAX_ANSWER_BYTES, Deadline, LimitedSocket
 
 MAX_PACKET_BYTES = 268_435_455  # of a packet without its fixed header, in any version
 BATCH_MESSAGES = 32  # messages queued before they are written
@@ -65,7 +64,7 @@ class MqttLink:
         self.was_idle = False  # whether it served an earlier call, and nothing has been confirmed in this one
         self._settings = settings
         self._topic = settings.topic
-        self._format = message_format(settings, cloudevents.MQTT)
+        self._format = message_format(settings, MQTT)
         self._overhead = 2 + (2 if settings.qos else 0) + (settings.version == "5")
         self._largest = MAX_PACKET_BYTES
         # There are 65535 identifiers. Before version 5 a broker cannot announce how many messages with QoS 2 it tracks:
@@ -325,7 +324,7 @@ class MqttClient(Client):
         # Without TCP_NODELAY the system delays a small packet behind an unacknowledged one for 40 ms.
         made = tcp.connect(self._host, self._port, self._connect_timeout, tcp.OPTIONS)
         self._wire = LimitedSocket(made, MAX_ANSWER_BYTES)
-        socket_deadline.watch(self._wire.fileno())
+        sockets.watch(self._wire.fileno())
         return self._wire
 
     def _ssl_wrap_socket(self, tcp_sock: Any) -> Any:

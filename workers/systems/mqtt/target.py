@@ -27,9 +27,9 @@ from workers.delivery.outcomes import Unavailable
 from workers.systems.mqtt.link import Lost, MqttLink
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import Endpoint
 from workers.targets.link_target import LinkTarget
 from workers.targets.payloads import waves
+from workers.targets.tcp import Endpoint
 
 
 class MqttTarget(LinkTarget[MqttLink]):

@@ -12,9 +12,9 @@ from pymysql.connections import Connection
 
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.mysql_dsn import Dsn
-from workers.targets import socket_deadline, tcp, tls
-from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
+from workers.targets import sockets, tcp, tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.sockets import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.sql_target import IDLE_SECONDS
 
 Row = tuple[Any, ...]
@@ -87,11 +87,11 @@ class MysqlConnection:
     @property
     def is_stale(self) -> bool:
         """Whether the connection is closed, or the server sent unrequested data because it is about to close it."""
-        return not self.connection.open or socket_deadline.has_spoken(self.wire.fileno())
+        return not self.connection.open or sockets.has_spoken(self.wire.fileno())
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        with socket_deadline.Deadline(self.patience, self.wire.fileno()) as limit:
+        with sockets.Deadline(self.patience, self.wire.fileno()) as limit:
             try:
                 yield
             except pymysql.MySQLError as error:
@@ -121,7 +121,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         wire = opened.dup()
         undo.callback(wire.close)
         undo.callback(_quietly, connection)
-        with socket_deadline.Deadline(connecting, wire.fileno()):
+        with sockets.Deadline(connecting, wire.fileno()):
             connection.connect(opened)
         patience = dsn.read_timeout or settings.timeout
         server = MysqlConnection(connection, wire, patience)

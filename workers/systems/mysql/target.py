@@ -8,7 +8,7 @@ these: a statement that arrives late is rolled back, and a late COMMIT still hol
 writes come after it. If the server refuses the data of a
 batch, the batch is tried again in halves between savepoints, until the event at fault is alone and is rejected with the
 server's message. A refusal by a rule of the table, which may be one that no event keeps, is decided by
-`workers.targets.doubts`.
+`workers.targets.batch`.
 """
 
 import functools
@@ -24,11 +24,11 @@ from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.systems.mysql.connection import connect, reason
 from workers.systems.mysql.table import Session, Table, append, is_too_long, mirror, take_table
 from workers.targets.base import LeaseCheck
-from workers.targets.doubts import Doubt
-from workers.targets.endpoint import Endpoint
+from workers.targets.batch import Doubt
 from workers.targets.messages import entry_format
 from workers.targets.payloads import records
 from workers.targets.sql_target import SqlTarget, in_halves
+from workers.targets.tcp import Endpoint
 
 # Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a trigger's
 # SIGNAL; and by number those with the general state: a row too large for a page or the redo log, a text in another

@@ -24,10 +24,9 @@ from app.config.errors import BadValue
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.systems.nats.connection import TargetConnection
-from workers.targets import cloudevents
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.messages import message_format
+from workers.targets.messages import NATS, message_format
 
 # The most pending bytes, so that writing never waits for the server, and no acknowledgement waits for writing.
 MAX_UNCONFIRMED_BYTES = 1_500_000
@@ -199,7 +198,7 @@ class Core:
 
     def __init__(self, connection: TargetConnection) -> None:
         self._connection = connection
-        self._format = message_format(connection.settings, cloudevents.NATS)
+        self._format = message_format(connection.settings, NATS)
 
     async def begin(self) -> None:
         """Check that the server can carry what the settings ask for. Raises `TargetUnavailable`."""
@@ -284,7 +283,7 @@ class JetStream:
     def __init__(self, connection: TargetConnection) -> None:
         self._connection = connection
         self._subject = connection.settings.subject
-        self._format = message_format(connection.settings, cloudevents.NATS)
+        self._format = message_format(connection.settings, NATS)
         self._publishing = Acknowledged(connection, self)
 
     async def begin(self) -> None:

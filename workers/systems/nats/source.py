@@ -28,10 +28,9 @@ from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
 from app.events.messages import Message
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable, parses_position
-from workers.systems.nats.connection import CLIENT_NAME, Connection
+from workers.systems.nats.connection import CLIENT_NAME, Connection, EventLoopThread
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import NodeRotation
-from workers.targets.event_loop_thread import EventLoopThread
+from workers.targets.tcp import NodeRotation
 
 _REQUEST_BYTES = 1 << 24  # of the messages of one request, unless a single message has more
 _REQUEST_SECONDS = 2.0  # that a request waits at the server; one that is lost is noticed by its end

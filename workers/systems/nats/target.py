@@ -22,12 +22,11 @@ from app.config.fields.addresses import HostPort
 from app.config.targets.nats import NatsSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Outcome, Unavailable
-from workers.systems.nats.connection import TargetConnection, tls_context
+from workers.systems.nats.connection import EventLoopThread, TargetConnection, tls_context
 from workers.systems.nats.publishers import Core, JetStream, Streaming
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.endpoint import Endpoint, NodeRotation
-from workers.targets.event_loop_thread import EventLoopThread
+from workers.targets.tcp import Endpoint, NodeRotation
 
 
 class Publisher(Protocol):

@@ -14,9 +14,8 @@ import orjson
 
 from app.config.targets.nsq import NsqSettings
 from workers.targets import tcp, tls
-from workers.targets.answer_limit import AnswerTooLong
 from workers.targets.base import TargetUnavailable
-from workers.targets.socket_deadline import Deadline
+from workers.targets.sockets import AnswerTooLong, Deadline
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 

@@ -26,8 +26,8 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.systems.nsq.connection import LostError, NsqConnection, RefusedError
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.endpoint import Endpoint
 from workers.targets.messages import LEAST_BYTES, message_format
+from workers.targets.tcp import Endpoint
 
 # nsqd accepts 5 MB in a command by default, and more than about 500 KB brings no gain.
 BATCH_BYTES = 1_000_000

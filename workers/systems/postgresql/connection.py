@@ -18,10 +18,10 @@ from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import explicit
 from app.config.targets.postgresql_dsn import parameters as libpq_parameters
-from workers.targets import link_local, socket_deadline
-from workers.targets.answer_limit import MAX_ANSWER_BYTES, AnswerTooLong
+from workers.targets import link_local, sockets
 from workers.targets.base import TargetUnavailable
-from workers.targets.certificates import SeenCertificates, seen_with
+from workers.targets.sockets import MAX_ANSWER_BYTES, AnswerTooLong
+from workers.targets.tls import SeenCertificates, seen_with
 
 _PORT = "5432"
 _SOCKET_FOLDER = "/var/run/postgresql"  # where libpq looks without a host
@@ -99,7 +99,7 @@ def reason(error: psycopg2.Error) -> str:
 
 def is_stale(connection: extensions.connection) -> bool:
     """Return whether the server sent unrequested data: it has closed the connection, or is about to."""
-    return bool(connection.closed) or socket_deadline.has_spoken(connection.fileno())
+    return bool(connection.closed) or sockets.has_spoken(connection.fileno())
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def deadline(connection: extensions.connection, timeout: float) -> Iterator[None
     libpq waits forever for a server that is frozen or vanished silently, and reads an answer to its end; cutting the
     socket below it ends both.
     """
-    with socket_deadline.BoundedDeadline(timeout, connection.fileno(), MAX_ANSWER_BYTES) as limit:
+    with sockets.BoundedDeadline(timeout, connection.fileno(), MAX_ANSWER_BYTES) as limit:
         try:
             yield
         except psycopg2.Error as error:

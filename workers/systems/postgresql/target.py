@@ -9,7 +9,7 @@ batches of 500: INSERT from unnested arrays 22-38 thousand events per second, ag
 the access format 37-44, against 25-39 and 26-41.
 If PostgreSQL refuses the data of a batch, the batch is tried again in halves between savepoints, until the event at
 fault is alone and is rejected with the server's message. A refusal by a rule of the table, which may be one that no
-event keeps, is decided by `workers.targets.doubts`.
+event keeps, is decided by `workers.targets.batch`.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.systems.postgresql.connection import addresses, connect, deadline, is_stale, reason
 from workers.systems.postgresql.table import RowsDiscarded, Table, append, mirror, take_table
 from workers.targets.base import LeaseCheck
-from workers.targets.doubts import Doubt
-from workers.targets.endpoint import Endpoint
+from workers.targets.batch import Doubt
 from workers.targets.messages import entry_format
 from workers.targets.payloads import records
 from workers.targets.sql_target import IDLE_SECONDS, SqlTarget, in_halves
+from workers.targets.tcp import Endpoint
 
 # Errors in the data of one event, or by a rule that they break: data exception, integrity, check option, a limit, a
 # trigger's own RAISE.

@@ -25,9 +25,9 @@ from redis.retry import Retry
 from app.config.fields.addresses import HostPort
 from app.config.sources.redis import RedisSourceSettings
 from app.config.targets.redis import RedisSettings
-from workers.targets import socket_deadline, tcp, tls
-from workers.targets.answer_limit import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, LimitedSocket
-from workers.targets.endpoint import NodeRotation
+from workers.targets import sockets, tcp, tls
+from workers.targets.sockets import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, LimitedSocket
+from workers.targets.tcp import NodeRotation
 
 CLIENT_NAME = "Bucketwire"
 
@@ -139,13 +139,13 @@ class _Limited:
 
     def _connect(self) -> Any:
         made = super()._connect()  # type: ignore[misc]  # the connection's, which it is mixed into
-        socket_deadline.watch(made.fileno())
+        sockets.watch(made.fileno())
         return made
 
     def send_packed_command(self, *command: Any, **options: Any) -> None:
         """Send a command, over a new connection or the one of the command before."""
         if self._sock is not None:  # type: ignore[attr-defined]  # as above
-            socket_deadline.watch(self._sock.fileno())  # type: ignore[attr-defined]  # as above
+            sockets.watch(self._sock.fileno())  # type: ignore[attr-defined]  # as above
         super().send_packed_command(*command, **options)  # type: ignore[misc]  # as above
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from workers.sources.base import Opened, SourceUnavailable
 from workers.systems.redis.connection import RedisServers, describe_error, describe_servers
 from workers.systems.redis.readers import ListReader, Reader, StreamReader, ask
 from workers.targets.base import TargetUnavailable
-from workers.targets.socket_deadline import Deadline
+from workers.targets.sockets import Deadline
 
 _NEEDED = {
     "access": "+type +lrange +ltrim +llen +blmove +eval",

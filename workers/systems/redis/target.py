@@ -36,10 +36,10 @@ from workers.systems.redis.connection import (
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch, grouped, places
-from workers.targets.endpoint import Endpoint
 from workers.targets.messages import Write, entry_format, shaped
 from workers.targets.payloads import change, collapse, log, redis_access, runs
-from workers.targets.socket_deadline import Deadline
+from workers.targets.sockets import Deadline
+from workers.targets.tcp import Endpoint
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 BATCH_EVENTS = 5_000

@@ -22,9 +22,9 @@ from app.config.targets.sqs import SqsSettings
 from app.http_pools import AnswerTooLong
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.endpoint import Endpoint
 from workers.targets.http_pool import HttpPool, describe_http_error, http_endpoint, http_pool, retry_after
-from workers.targets.socket_deadline import Deadline
+from workers.targets.sockets import Deadline
+from workers.targets.tcp import Endpoint
 
 # botocore writes what it signs into its debug lines, with a session's token.
 logging.getLogger("botocore").setLevel(logging.ERROR)

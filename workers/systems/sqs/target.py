@@ -28,10 +28,9 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.systems.sqs.client import ABOUT_MESSAGES, MAX_ENTRIES, MAX_SHOWN_CHARACTERS, Refused, SqsClient
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
-from workers.targets.endpoint import Endpoint
+from workers.targets.batch import MAX_THREADS, Batch, RequestThreads
 from workers.targets.messages import message_format
-from workers.targets.request_threads import MAX_THREADS, RequestThreads
+from workers.targets.tcp import Endpoint
 
 BATCH_BYTES = 262_144  # bodies and attributes of a request; AWS takes more since 2025, others do not
 _ABOUT_ONE = re.compile(r"InvalidParameter|InvalidRequest|ValidationError")  # in an entry; of a request it may be ours

@@ -21,11 +21,10 @@ from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets import call_trace, cloudevents
-from workers.targets.base import TargetUnavailable
-from workers.targets.http_connection import PrivateAddressError
-from workers.targets.http_pool import HttpPool, basic_auth, describe_http_error, retry_after
-from workers.targets.messages import message_format
+from workers.targets import messages
+from workers.targets.base import TargetUnavailable, call_trace
+from workers.targets.http_pool import HttpPool, PrivateAddressError, basic_auth, describe_http_error, retry_after
+from workers.targets.messages import HTTP, message_format
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
@@ -34,10 +33,10 @@ class RequestFormat:
     """Bodies and headers by a target's settings. Raises `TargetUnavailable` for a signing secret that is no base64."""
 
     def __init__(self, settings: WebhookSettings) -> None:
-        self._format = message_format(settings, cloudevents.HTTP)
+        self._format = message_format(settings, HTTP)
         # A receiver of batches gets nothing else: one event, too, is a batch then.
         self._is_batch = settings.payload == "cloudevents" and settings.events_per_post > 1
-        self._headers = _headers(settings, cloudevents.BATCH if self._is_batch else self._format.content_type)
+        self._headers = _headers(settings, messages.BATCH if self._is_batch else self._format.content_type)
         self._templates = [(name, value) for name, value in settings.headers if value.fixed is None]
         self._path = settings.path
         self._signers = _signers(settings.signing_secrets)
@@ -73,7 +72,7 @@ class RequestFormat:
         fails and gets the events one by one; otherwise it would miss all but one.
         """
         if self._is_batch:
-            return cloudevents.batch(events)
+            return messages.batch(events)
         if len(events) == 1:
             return self._format.body(events[0])
         return f'{{"Records":[{",".join([event.record for event in events])}]}}'
@@ -106,7 +105,7 @@ def _id(events: Sequence[Event]) -> str:
 def _trace(events: Sequence[Event]) -> str:
     """Return the trace context of a request: that of its event; for several that of the call, or the one they share."""
     trace = events[0].trace
-    if len(events) > 1 and (of_call := call_trace.current()):
+    if len(events) > 1 and (of_call := call_trace()):
         return of_call
     return trace if not trace or all(event.trace == trace for event in events) else ""
 

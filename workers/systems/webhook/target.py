@@ -33,12 +33,17 @@ from workers.delivery.outcomes import Exchange, Failed, Outcome, Rejected, Unava
 from workers.systems.webhook.requests import RequestFormat, outcome_of_answer, outcome_of_error, read_answer
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
-from workers.targets.endpoint import Endpoint
-from workers.targets.http_connection import PrivateAddressError
-from workers.targets.http_pool import HttpPool, describe_http_error, http_endpoint, http_message, http_pool
-from workers.targets.request_threads import MAX_THREADS, RequestThreads
-from workers.targets.socket_deadline import Deadline
+from workers.targets.batch import MAX_THREADS, Batch, RequestThreads
+from workers.targets.http_pool import (
+    HttpPool,
+    PrivateAddressError,
+    describe_http_error,
+    http_endpoint,
+    http_message,
+    http_pool,
+)
+from workers.targets.sockets import Deadline
+from workers.targets.tcp import Endpoint
 
 
 @dataclass(frozen=True)

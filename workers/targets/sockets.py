@@ -1,7 +1,8 @@
-"""Access the socket below a driver: detect a closed connection, and cut one whose request takes too long.
+"""Access the socket below a driver: detect a closed connection, and limit the time and the bytes of an answer.
 
 A driver's time limit is that of one read from the socket. A server that sends a byte now and then never exceeds it and
-would hold a worker for ever, so a whole request has a `Deadline` too.
+would hold a worker for ever, so a whole request has a `Deadline` too. A remote that claims, or sends, more bytes than
+any answer to a request, or any message of a source's queue, has is refused before they fill the memory.
 """
 
 import math
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from app import socket_watchdog
 
@@ -142,3 +143,58 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+MAX_ANSWER_BYTES = 16 << 20
+MAX_MESSAGE_BYTES = 64 << 20  # NATS' largest; a request to the API is no larger either
+
+
+class AnswerTooLong(OSError):
+    """The remote sends more than any answer has. Drivers treat it as a lost connection."""
+
+    def __init__(self, limit: int, claimed: int = 0) -> None:
+        super().__init__(
+            f"the remote claims an answer of {claimed:,} bytes, more than {limit:,}"
+            if claimed
+            else f"the remote sends an answer of more than {limit:,} bytes"
+        )
+
+
+class LimitedSocket:
+    """A connected socket by which at most `limit` bytes come after each send. Then it raises `AnswerTooLong`."""
+
+    def __init__(self, socket: Any, limit: int) -> None:
+        self.socket = socket
+        self.problem: AnswerTooLong | None = None
+        self._limit = self._left = limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.socket, name)
+
+    def recv(self, *arguments: Any) -> bytes:
+        """Receive bytes."""
+        received: bytes = self.socket.recv(*arguments)
+        self._count(len(received))
+        return received
+
+    def recv_into(self, *arguments: Any) -> int:
+        """Receive bytes into a buffer."""
+        count: int = self.socket.recv_into(*arguments)
+        self._count(count)
+        return count
+
+    def send(self, *arguments: Any) -> int:
+        """Send bytes; the limit begins again."""
+        self._left = self._limit
+        return int(self.socket.send(*arguments))
+
+    def sendall(self, *arguments: Any) -> None:
+        """Send all bytes; the limit begins again."""
+        self._left = self._limit
+        self.socket.sendall(*arguments)
+
+    def _count(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            self.problem = AnswerTooLong(self._limit)
+            raise self.problem
