@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from app.config.declared_types import settings_type
 from app.config.target_settings import load
-from app.config.targets.registry import settings_type
 from app.events.model import Effect, Event
 from bench import messaging
 from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_cases

@@ -68,7 +68,7 @@ from workers.heartbeat import BeatHeartbeat, ServedTargets, WorkerHeartbeat, bro
 from workers.idle_processes import processes
 from workers.sources import role as source_runs
 from workers.telemetry import metrics
-from workers.telemetry.http_server import BackgroundServer
+from workers.telemetry.metrics import BackgroundServer
 
 _LEFT_TO_LOOP = 3  # times as long as the worker's loop has waited for the database in vain
 PURGE_INTERVAL_SECONDS = 10  # each purge is short, and the drains continue it if it has not removed everything

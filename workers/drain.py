@@ -13,8 +13,7 @@ from contextlib import contextmanager
 
 from app import telemetry
 from app.broker import POLICY, BrokerUnavailable, QueueRefused
-from app.config.arn import TargetId
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId, TargetId
 from app.config.target_settings import BadSettings
 from app.outbox import audit, heartbeats, processes, refusals, series, upkeep
 from app.outbox.admin import attempts

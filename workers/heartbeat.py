@@ -31,7 +31,7 @@ from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import ALL_TARGETS, BEAT, Process, end_process, record_process
 from app.quantities import format_seconds
 from app.release import VERSION
-from workers.telemetry.http_server import BackgroundServer
+from workers.telemetry.metrics import BackgroundServer
 
 log = logging.getLogger("bucketwire.beat")
 

@@ -18,8 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app import telemetry
-from app.config.arn import TargetId
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId, TargetId
 from app.events.buckets import is_bucket_name
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock, database_now

@@ -14,11 +14,11 @@ from typing import Any, cast
 import orjson
 
 from app.cli_common.output import step_line
+from app.config.arn import SourceId, parse_source
 from app.config.secret_texts import Redaction
 from app.config.settings import Settings
 from app.config.sources.base import QueueSettings, SourceSettings
 from app.config.sources.bucket import BucketSourceSettings
-from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import BadSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.broker import POLICY, SPARK_QUEUE, BrokerUnavailable, QueueRefused, queue_name
-from app.config.arn import TargetId, parse_arn
-from app.config.sources.source_id import SourceId, parse_source
+from app.config.arn import SourceId, TargetId, parse_arn, parse_source
 from app.outbox.reconcile.schedule import WaitingRun
 from workers import runtime, scheduled_jobs
 from workers.celery import app, settings

@@ -11,12 +11,12 @@ from flask import Blueprint, Response
 
 from app.api.auth import PUBLIC, needs
 from app.api.description import answers
+from app.config.declared_types import TYPES
 from app.config.errors import BadSettings
 from app.config.fields.field_types import Choice
 from app.config.fields.fields import Field, fields_of
 from app.config.target_settings import load
 from app.config.targets.base import MessageSettings, NamespaceSettings, TargetSettings
-from app.config.targets.registry import TYPES
 
 routes = Blueprint("asyncapi", __name__)
 

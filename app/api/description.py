@@ -20,10 +20,9 @@ from app.api.errors import PROBLEM_TYPES
 from app.api.request_body import json_object
 from app.api.services import reserve_rows
 from app.config.arn import TargetId
+from app.config.declared_types import SOURCE_TYPES, TYPES, settings_type
 from app.config.fields.fields import Declared, fields_of
 from app.config.settings import SCOPES
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.targets.registry import TYPES, settings_type
 from app.resources.declaration import Query, Resource, body_schema, parameters, parse_body, parse_change, parse_query
 
 _encode = msgspec.json.Encoder().encode

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flask import Flask, current_app, g
 from werkzeug.routing import Rule
 
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.errors import BadSettings, Problem
 from app.config.settings import Settings
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.targets.registry import TYPES
 from app.outbox.engine.database import Database
 from app.outbox.policies import SPOOL
 from app.outbox.registry import Registry, open_sealer

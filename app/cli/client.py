@@ -10,8 +10,7 @@ from urllib.parse import urlencode
 import orjson
 
 from app.cli_common import CommandError
-from app.config.arn import TargetId
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId, TargetId
 from app.events.model import EVENT_ID
 
 MAX_PAGE = 1000  # rows, the API's largest page

@@ -8,13 +8,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from app.cli_common.completion import complete_target
-from app.config.arn import TargetId, parse_target
+from app.config.arn import TargetId, parse_source, parse_target
 from app.config.bucket_settings import parse_bucket
+from app.config.declared_types import TYPES
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size
 from app.config.fields.times import parse_time
-from app.config.sources.source_id import parse_source
-from app.config.targets.registry import TYPES
 
 _Value = TypeVar("_Value")
 

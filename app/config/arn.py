@@ -1,4 +1,4 @@
-"""A target's identity and its ARN (reference §1.10)."""
+"""The identity of a target and its ARN (reference §1.10), and the identity of a source."""
 
 import re
 from collections.abc import Iterable
@@ -67,3 +67,28 @@ def parse_target(text: str) -> TargetId:
     if not colon:
         raise BadValue("is not a target", "write type:name, such as redis:cache, or the target's ARN")
     return TargetId(type_, name)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class SourceId:
+    """Type and name of a source, which are written as a target's. Raises `BadValue`."""
+
+    type: str
+    name: str
+
+    def __post_init__(self) -> None:
+        try:
+            TargetId(self.type, self.name)
+        except BadValue as error:
+            raise BadValue(error.problem.replace("target", "source"), "write type:name, such as kafka:minio") from None
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+
+def parse_source(text: str) -> SourceId:
+    """Parse a source from `type:name`. Raises `BadValue`."""
+    type_name, colon, name = text.partition(":")
+    if not colon:
+        raise BadValue("is not a source", "write type:name, such as kafka:minio")
+    return SourceId(type_name, name)

@@ -12,9 +12,11 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields.addresses import (
+    ConsoleUrl,
     Host,
     HostPort,
     HttpUrl,
+    Issuer,
     PageUrl,
     check_is_one_value,
     check_login_end,
@@ -22,9 +24,8 @@ from app.config.fields.addresses import (
     secrets_in_url,
     split_url,
 )
-from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle, Values
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
-from app.config.fields.openid import ConsoleUrl, Issuer, Values
 from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.fields.times import Cron
 from app.config.networks import is_loopback

@@ -3,18 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, overload
 
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.bucket_settings import BucketId, BucketSettings
+from app.config.declared_types import settings_type, source_type
 from app.config.errors import REDACTED, BadSettings, Problem
 from app.config.fields import fields
 from app.config.fields.fields import D, Declared
 from app.config.formats.config_json import from_config_json
 from app.config.formats.environment import ParsedTargets, from_environ, sources_from_environ
 from app.config.formats.notify_lines import parse_line, parse_lines, to_line
-from app.config.sources.registry import source_type
-from app.config.sources.source_id import SourceId
 from app.config.targets.base import TargetSettings, without_effect
-from app.config.targets.registry import settings_type
 
 R = TypeVar("R", TargetId, SourceId)
 Resource = TargetId | SourceId | BucketId

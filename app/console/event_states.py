@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.config.targets.registry import is_namespace
+from app.config.declared_types import is_namespace
 from app.console.formats import duration, number
 
 _WHY = {

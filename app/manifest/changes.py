@@ -5,10 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.bucket_settings import BucketId
 from app.config.errors import BadSettings, Problem
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import Resource, declaration_of, merged, replaced_keys
 from app.manifest.document import Manifest
 from app.manifest.plan import Plan, apply, make_plan

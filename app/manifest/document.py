@@ -10,17 +10,15 @@ from typing import Any, TypeVar
 import yaml
 
 from app.config.api_settings import ApiSettings, api_texts
-from app.config.arn import UNNAMED, TargetId, parse_target
+from app.config.arn import UNNAMED, SourceId, TargetId, parse_source, parse_target
 from app.config.bucket_settings import BucketId, BucketSettings, parse_bucket
+from app.config.declared_types import SOURCE_TYPES, TYPES, settings_type, source_type
 from app.config.errors import BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType
 from app.config.fields.fields import Declared, fields_of
 from app.config.sources.base import SourceSettings
-from app.config.sources.registry import SOURCE_TYPES, source_type
-from app.config.sources.source_id import SourceId, parse_source
 from app.config.target_settings import Resource
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
 from app.rules.filters import MEMBERS as FILTER_MEMBERS
 from app.rules.filters import Filters, parse_filters

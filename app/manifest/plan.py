@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.bucket_settings import BucketId
 from app.config.errors import REDACTED, did_you_mean, nearest_name
 from app.config.fields.fields import Declared, fields_of, texts_of
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import (
     BadSettings,
     Problem,

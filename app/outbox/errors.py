@@ -5,8 +5,8 @@ The errors stand apart from the modules that raise them, so that whoever describ
 
 from collections.abc import Iterable
 
+from app.config.arn import SourceId
 from app.config.errors import nearest_name, suggest_name
-from app.config.sources.source_id import SourceId
 
 
 class BadSelection(ValueError):

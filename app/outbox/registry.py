@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.config.declared_types import settings_type
 from app.config.errors import BadValue
 from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import settings_type
 from app.outbox import audit, log_head, tables
 from app.outbox.admin.counters import read_counters
 from app.outbox.column_values import NO_LIMIT, clean_reason
@@ -168,7 +168,7 @@ class Registry(SealedSettings[TargetSettings]):
 
         Raises `BadSettings` if a secret was sealed with a key that is not known any more; then nothing has changed.
         """
-        from app.config.sources.registry import source_type  # noqa: PLC0415 - few commands need it
+        from app.config.declared_types import source_type  # noqa: PLC0415 - few commands need it
 
         sources = SealedSettings(self._sealer, tables.sources, source_type)
         with self._database.writing() as connection:

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Meta, Struct, StructMeta
 
 from app.config.arn import TargetId, parse_arn, parse_target
+from app.config.declared_types import TYPES
 from app.config.errors import BadValue
 from app.config.fields import times
-from app.config.targets.registry import TYPES
 
 MAX_TEXT_CHARACTERS = 4096  # an object's key has at most as many bytes
 MAX_PAGE = 1000  # resources

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import UNSET, UnsetType
 
-from app.config.sources.registry import SOURCE_TYPES
+from app.config.declared_types import SOURCE_TYPES
 from app.resources.declaration import (
     FLAG,
     MAX_NUMBER,

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from msgspec import UNSET, UnsetType
 
 from app.config.arn import TargetId
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 from app.resources.declaration import (
     FLAG,
     MAX_NUMBER,

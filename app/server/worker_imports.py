@@ -10,8 +10,7 @@ import app.outbox.sources.registry
 import app.server.application
 import app.server.gunicorn_worker
 import app.wakeups  # noqa: F401 - imported for those that import this module
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.targets.registry import TYPES
+from app.config.declared_types import SOURCE_TYPES, TYPES
 
 for _types in (TYPES, SOURCE_TYPES):
     dict(_types)  # imports their declarations

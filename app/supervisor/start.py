@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import (
     declaration_of,
     from_environ,

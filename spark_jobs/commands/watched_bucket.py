@@ -7,9 +7,9 @@ import click
 
 from app.cli_common.context import ServiceContext
 from app.cli_common.param_types import SOURCE
-from app.config.fields.inventory import catalog_of
+from app.config.arn import SourceId
+from app.config.fields.aws import catalog_of
 from app.config.sources.bucket import BucketSourceSettings
-from app.config.sources.source_id import SourceId
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.errors import AlreadyRunning

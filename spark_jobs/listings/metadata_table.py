@@ -7,7 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.config.fields.inventory import Catalog
+from app.config.fields.aws import Catalog
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings.limits import BadListing
 from spark_jobs.listings.listing import Listing, from_columns

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.config.fields.inventory import catalog_of
+from app.config.fields.aws import catalog_of
 from app.events.minio_json import timestamp
 from app.events.names import NULL
 from app.events.normalize import MAX_KEY_BYTES, MAX_VERSION

@@ -14,8 +14,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.postgresql_dsn import explicit, parameters
+from app.config.targets.postgresql import PostgresSettings, explicit, parameters
 from spark_jobs.connectors import postgresql_url
 from spark_jobs.frames import PATHS
 from spark_jobs.jobs.comparison import documents

@@ -17,9 +17,8 @@ import httpx
 import pytest
 import redis as redis_py
 
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.fields.fields import fields_of
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.targets.registry import TYPES
 from tests import services
 from tests.services import until
 from tests.services.forking import fork

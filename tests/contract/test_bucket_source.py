@@ -29,7 +29,7 @@ from tests.support.pulled_events import running
 from tests.support.recording_proxy import Wiretap
 from tests.support.watched_bucket import WatchedBucket, counted, values
 from workers.source_test import run_source_test
-from workers.sources import policy
+from workers.sources import source_thread
 from workers.systems.bucket.source import BucketSource
 
 pytestmark = pytest.mark.promise
@@ -269,7 +269,7 @@ def test_a_bucket_that_is_gone_or_answers_of_the_past_changes_nothing(
 def test_a_listing_without_an_end_fills_no_disk(
     minio: services.MinIO, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "MAX_LISTED", len(KEYS) - 1)
+    monkeypatch.setattr(source_thread, "MAX_LISTED", len(KEYS) - 1)
     bucket = WatchedBucket(minio, database, initial="events")
     bucket.put(*KEYS)
     source = bucket.watch()

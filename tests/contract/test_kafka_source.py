@@ -18,8 +18,8 @@ from kafka import KafkaProducer
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
+from app.config.arn import SourceId
 from app.config.sources.kafka import KafkaSourceSettings
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import load
 from app.events.limits import Limits
 from app.events.model import Event

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 from app.config.target_settings import load
-from app.config.targets.postgresql_dsn import explicit
+from app.config.targets.postgresql import explicit
 from tests import services
 from tests.contract.probes import fixtures
 from tests.contract.probes.postgresql import Namespace

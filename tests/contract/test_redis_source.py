@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from app.config.arn import SourceId
 from app.config.fields.fields import parse
 from app.config.sources.redis import RedisSourceSettings
-from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
 from app.events.parsing import Message, read_message
 from app.outbox.engine.database import Database

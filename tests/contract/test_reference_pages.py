@@ -12,8 +12,8 @@ from dataclasses import fields
 
 import pytest
 
+from app.config.declared_types import TYPES
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES
 from tests import services
 from tests.contract.probes import postgresql, redis
 from tests.contract.probes.webhook import webhook

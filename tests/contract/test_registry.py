@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 from tests.contract.probes.registry import PROBES
 from workers.targets import create
 
 LOAD = """
 import os, sys
 from app.config import target_settings
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 from workers.targets import create
 for name in sys.argv[1:]:
     if os.fork() == 0:

@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 import sqlalchemy as sa
 
-from app.config.sources.registry import source_type
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
+from app.config.declared_types import source_type
 from app.config.target_settings import load
 from app.events.limits import Limits
 from app.events.model import Event

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.config.sources.registry import source_type
+from app.config.declared_types import source_type
 from app.config.target_settings import load
 from app.events.limits import Limits
 from tests import services

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from app.config import target_settings, tls
+from app.config.declared_types import TYPES
 from app.config.fields.fields import fields_of
-from app.config.targets.registry import TYPES
 from app.events.model import Event
 from tests import services
 from tests.contract import ways

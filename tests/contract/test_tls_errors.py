@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.config import target_settings
-from app.config.sources.registry import source_type
+from app.config.declared_types import source_type
 from tests import services
 from tests.contract.probes.base import attempt, unavailable
 from tests.support import sample_events

@@ -22,7 +22,7 @@ from app.config.fields.addresses import HostPort
 from app.folders import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
-from workers.telemetry import http_server
+from workers.telemetry import metrics
 from workers.telemetry.metrics import server
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_re
 def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "_PATIENCE", 0.1)
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
     folder = fresh_folder(tmp_path, "up")
     with socket.create_server((services.LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
@@ -152,7 +152,7 @@ def test_silent_clients_keep_neither_connections_nor_threads_nor_others_from_the
 
 
 def test_a_client_that_sends_nothing_more_is_closed(serving: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.1)
     with socket.create_connection((services.LOOPBACK, serving), timeout=20) as silent:
         silent.send(b"GET /metr")
         assert silent.recv(1) == b""

@@ -20,9 +20,8 @@ from minio.commonconfig import ENABLED
 from minio.versioningconfig import VersioningConfig
 from pyspark.sql import SparkSession
 
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.settings import Settings
-from app.config.sources.source_id import SourceId
 from app.events.minio_json import decode_key, milliseconds
 from app.events.order import comparable
 from app.listings.limits import BadListing

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from app.config import target_settings
-from app.config.sources.registry import source_type
+from app.config.declared_types import source_type
 from app.events.limits import Limits
 from tests.services import LOOPBACK
 from tests.support import sample_events

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.config.arn import SourceId
 from app.config.secrets import Sealer
 from app.config.settings import Settings
-from app.config.sources.source_id import SourceId
 from app.events.limits import Limits
 from app.events.model import Event
 from app.events.parsing import Message, read_message

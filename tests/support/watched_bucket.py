@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.events.order import Entry, Fold, from_time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 
 ROOT = Path(__file__).parents[2]
 OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
@@ -19,7 +19,7 @@ KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
 # What the drivers of SQLAlchemy lack is made good there.
 KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql.py", "app/outbox/engine/postgresql.py"}
 # Which keywords a connection string has is libpq's to say.
-KNOWS_LIBPQ = {"app/config/targets/postgresql_dsn.py"}
+KNOWS_LIBPQ = {"app/config/targets/postgresql.py"}
 # kombu has no name for py-amqp's error of a message that the broker has refused.
 KNOWS_THE_BROKER = {"app/broker.py"}
 OF_TARGETS = ("workers/systems", "workers/targets")

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 
 from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.targets.registry import TYPES
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.outbox import heartbeats
 from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import migrated

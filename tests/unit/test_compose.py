@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from app.config.declared_types import TYPES
 from app.config.settings import Settings
 from app.config.target_settings import load
-from app.config.targets.registry import TYPES
 from tests import provision
 from tests.images import compose
 from tests.images.engine import STAND_INS

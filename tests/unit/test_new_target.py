@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.config.declared_types import TYPES
 from app.config.targets.base import NamespaceSettings
-from app.config.targets.registry import TYPES
 
 ROOT = Path(__file__).parents[2]
 RECIPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a target\n")[2].partition("\n## ")[0]

@@ -32,7 +32,10 @@ from workers.delivery.settlement import Observer, TargetCall
 from workers.idle_processes import processes
 from workers.targets import create, link_local
 from workers.targets.base import LeaseCheck, LeaseExpired, Target, TargetUnavailable
-from workers.targets.tls import SeenCertificates
+from workers.targets.tls import SeenCertificates, seen_with
+from workers.telemetry import metrics
+from workers.telemetry.call_spans import CallSpans
+from workers.telemetry.redaction import RedactingTarget
 
 
 @dataclass(slots=True)

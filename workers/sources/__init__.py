@@ -7,7 +7,7 @@ The source of a type is in `source.py` of its system in `workers.systems`, in a 
 from importlib import import_module
 from typing import Any
 
-from app.config.sources.registry import source_type
+from app.config.declared_types import source_type
 from workers.sources.base import Source
 
 

@@ -23,7 +23,7 @@ from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import SourceIntake, TargetFull
 from app.outbox.sources.leases import SourceLease
 from app.telemetry.tracing import append_span, in_span
-from workers.sources import create, policy
+from workers.sources import create, source_thread
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
 from workers.targets import tcp
@@ -87,7 +87,7 @@ class Puller(SourceThread):
                 tell()
                 log.info("source %s is connected to again: a certificate ends soon", self.lease.stored.source)
                 return
-            if time.monotonic() >= self._reported_at + policy.REPORT_SECONDS:
+            if time.monotonic() >= self._reported_at + source_thread.REPORT_SECONDS:
                 self._reported_at = time.monotonic()
                 self._outbox.leases.report(self.lease, self._outbox.clock(), reading.lag)
                 self._record_certificates(settings)
@@ -109,7 +109,7 @@ class Puller(SourceThread):
                 self._record_commit(left, settings, tell)
 
     def _record_commit(self, left: Sequence[ReadMessage], settings: QueueSettings, tell: Callable[[], None]) -> None:
-        pause = policy.FIRST_FULL_SECONDS
+        pause = source_thread.FIRST_FULL_SECONDS
         while left:
             self._step()
             try:
@@ -124,7 +124,7 @@ class Puller(SourceThread):
                 tell()
                 if self._ending.wait(pause):
                     raise Stopped from None
-                pause = min(2 * pause, policy.MAX_FULL_SECONDS)
+                pause = min(2 * pause, source_thread.MAX_FULL_SECONDS)
 
     def _taken(self) -> Sequence[Message]:
         """Return the messages that are recorded since the last call."""
@@ -158,13 +158,13 @@ class _Reading:
         """
         self._source.commit(done)
         if not self._pulled:
-            self._pulled.extend(self._source.pull(self._settings.batch_size, policy.PULL_SECONDS))
-        if time.monotonic() >= self._measured_at + policy.REPORT_SECONDS:
+            self._pulled.extend(self._source.pull(self._settings.batch_size, source_thread.PULL_SECONDS))
+        if time.monotonic() >= self._measured_at + source_thread.REPORT_SECONDS:
             self._measured_at = time.monotonic()
             self.lag = self._source.lag()
         read, size = list[ReadMessage](), 0
-        until = time.monotonic() + policy.READ_SECONDS
-        while self._pulled and size < policy.COMMIT_BYTES and (not read or time.monotonic() < until):
+        until = time.monotonic() + source_thread.READ_SECONDS
+        while self._pulled and size < source_thread.COMMIT_BYTES and (not read or time.monotonic() < until):
             message, tenant = self._pulled.popleft(), self._settings.tenant
             read.append(read_message(message, self._limits, self._sender, self._name, tenant))
             size += _size(read[-1])
@@ -200,7 +200,7 @@ def _commits(messages: Sequence[ReadMessage]) -> Iterator[Sequence[ReadMessage]]
     start = size = 0
     for index, read in enumerate(messages):
         own = _size(read)
-        if index > start and size + own > policy.COMMIT_BYTES:
+        if index > start and size + own > source_thread.COMMIT_BYTES:
             yield messages[start:index]
             start, size = index, 0
         size += own

@@ -21,7 +21,7 @@ from app.outbox.registry import Registry, open_sealer
 from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.wakeups import WakeUps
-from workers.sources import policy
+from workers.sources import source_thread
 from workers.sources.puller import Puller
 from workers.sources.source_thread import Outbox, SourceThread
 from workers.sources.watcher import Watcher
@@ -70,9 +70,9 @@ class SourceRunner(threading.Thread):
             except Exception:
                 log.exception("sources cannot be looked for")
             self._report(serves)
-            self._ending.wait(policy.SEARCH_SECONDS)
+            self._ending.wait(source_thread.SEARCH_SECONDS)
         self._report(False)
-        deadline = time.monotonic() + policy.STOP_SECONDS
+        deadline = time.monotonic() + source_thread.STOP_SECONDS
         for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         self._wakeups.close()
@@ -100,7 +100,7 @@ class SourceRunner(threading.Thread):
         self._renewed_at = time.monotonic()
         now = self._outbox.clock()
         for thread in self._threads.values():
-            if time.monotonic() < thread.stepped_at + policy.MAX_STEP_SECONDS:
+            if time.monotonic() < thread.stepped_at + source_thread.MAX_STEP_SECONDS:
                 with suppress(LeaseLost):  # the thread finds out by itself
                     self._outbox.leases.renew(thread.lease, now)
 

@@ -1,4 +1,7 @@
-"""The thread of a source: it has the source's lease, and every error of it ends there and is shown with the source."""
+"""The thread of a source: it has the source's lease, and every error of it ends there and is shown with the source.
+
+The numbers by which sources are pulled from stand first, with their units and the reasons for them.
+"""
 
 import logging
 import threading
@@ -21,8 +24,21 @@ from app.outbox.log.append import Receipt
 from app.outbox.sources.leases import SourceLease, SourceLeases
 from app.outbox.sources.registry import SourceRegistry
 from app.outbox.sources.rejected import ShelfFull
-from workers.sources import policy
 from workers.sources.base import SourceUnavailable
+
+PULL_SECONDS = 0.5  # that a pull waits for messages: a change by an operator is noticed within it
+REPORT_SECONDS = 2.0  # between two reports of a source's lag; an unreachable queue is noticed by it
+READ_SECONDS = 0.5  # after which no further message of a pull is read before the queue hears of its consumer again
+COMMIT_BYTES = 1 << 24  # of the records in one commit, unless a single message has more
+FIRST_RETRY_MS, MAX_RETRY_MS = 500, 5_000  # so that pulling resumes within seconds after the queue is back
+FIRST_FULL_SECONDS, MAX_FULL_SECONDS = 0.25, 8.0  # between two tries while a target has no room
+SEARCH_SECONDS = 1.0  # between two searches for sources that nobody pulls from
+MAX_STEP_SECONDS = 120.0  # that a step may take before the lease is no longer renewed: the thread hangs
+STOP_SECONDS = 20.0  # for which a worker that ends waits for the last commits
+FOUND_EVENTS = 500  # most events of what a listing has found in one commit
+BAD_LISTING_MS = 60_000  # until a bucket is listed again whose listing could not be believed
+MAX_LISTED = 10_000_000  # entries of a listing, which are 400 MB in a temporary file
+
 
 log = logging.getLogger("bucketwire.sources")
 
@@ -91,15 +107,15 @@ class SourceThread(threading.Thread):
     @property
     def _retry_ms(self) -> int:
         """The least time until the source is tried again after an error that nobody expected."""
-        return policy.FIRST_RETRY_MS
+        return FIRST_RETRY_MS
 
     def _step(self) -> None:
         self.stepped_at = time.monotonic()
 
-    def _fail(self, reason: str, least: int = policy.FIRST_RETRY_MS) -> None:
+    def _fail(self, reason: str, least: int = FIRST_RETRY_MS) -> None:
         """Release a source that fails, until it is tried again: after `least` ms, or more if it has failed before."""
         stored = self.lease.stored
-        wait = max(least, min(policy.FIRST_RETRY_MS * 2 ** min(stored.failures, 10), policy.MAX_RETRY_MS))
+        wait = max(least, min(FIRST_RETRY_MS * 2 ** min(stored.failures, 10), MAX_RETRY_MS))
         # The 1st, 2nd, 4th, 8th … in a row, and another reason: to be away for a day fills no log.
         if (stored.failures + 1).bit_count() == 1 or clean_reason(reason) != stored.error:
             log.warning("source %s cannot be pulled from; tried again in %d ms: %s", stored.source, wait, reason)

@@ -24,7 +24,7 @@ from app.outbox.certificates import record_of_source
 from app.outbox.sources.intake import TargetFull
 from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.watched import Skipped, Watched, WatchedBuckets
-from workers.sources import create, policy
+from workers.sources import create, source_thread
 from workers.sources.base import SourceUnavailable
 from workers.sources.source_thread import Outbox, SourceThread, Stopped
 
@@ -50,7 +50,7 @@ class Watcher(SourceThread):
     @property
     def _retry_ms(self) -> int:
         """A listing that has begun is not repeated at once: it may be long, and each request may cost."""
-        return policy.BAD_LISTING_MS if self._has_begun else policy.FIRST_RETRY_MS
+        return source_thread.BAD_LISTING_MS if self._has_begun else source_thread.FIRST_RETRY_MS
 
     def _take(self, settings: SourceSettings) -> None:
         bucket = cast(BucketSourceSettings, settings)
@@ -64,9 +64,9 @@ class Watcher(SourceThread):
                     source.open()
                     self._list(source, bucket)
         except BadListing as error:
-            self._fail(self._hide(f"{source.where}: {error}"), least=policy.BAD_LISTING_MS)
+            self._fail(self._hide(f"{source.where}: {error}"), least=source_thread.BAD_LISTING_MS)
         except TargetFull as error:
-            self._fail(str(error), least=policy.BAD_LISTING_MS)
+            self._fail(str(error), least=source_thread.BAD_LISTING_MS)
         except SourceUnavailable as error:
             self._fail(self._hide(str(error)), least=self._retry_ms)
         except _Paused as error:
@@ -84,7 +84,7 @@ class Watcher(SourceThread):
     def _wait_until(self, due: int) -> None:
         while (left := due - self._outbox.clock()) > 0:
             self._tell()
-            if self._ending.wait(min(left / 1000, policy.REPORT_SECONDS)):
+            if self._ending.wait(min(left / 1000, source_thread.REPORT_SECONDS)):
                 return
 
     def _tell(self) -> None:
@@ -93,7 +93,7 @@ class Watcher(SourceThread):
         One that has failed answers only when it is listed to its end, so that its alert stays.
         """
         self._step()
-        if time.monotonic() >= self._told_at + policy.REPORT_SECONDS:
+        if time.monotonic() >= self._told_at + source_thread.REPORT_SECONDS:
             self._told_at = time.monotonic()
             note = self._outbox.leases.renew if self._failed else self._outbox.leases.answered
             note(self.lease, self._outbox.clock())
@@ -116,8 +116,10 @@ class Watcher(SourceThread):
                 skipped.add(page.skipped)
                 self._has_begun = True
                 listing.add(page.entries)
-                if listing.entries > policy.MAX_LISTED:
-                    raise BadListing(f"it has more than {policy.MAX_LISTED:,} entries; have Spark list it (spark)")
+                if listing.entries > source_thread.MAX_LISTED:
+                    raise BadListing(
+                        f"it has more than {source_thread.MAX_LISTED:,} entries; have Spark list it (spark)"
+                    )
                 self._tell()
                 if self._ending.is_set():
                     return
@@ -177,7 +179,7 @@ class Watcher(SourceThread):
 
     def replace(self, replacement: Replacement, run: Run) -> None:
         """Replace chunks with the events of their keys, and wait as long as a target has no room for these."""
-        pause = policy.FIRST_FULL_SECONDS
+        pause = source_thread.FIRST_FULL_SECONDS
         while True:
             self._step()
             try:
@@ -186,7 +188,7 @@ class Watcher(SourceThread):
                 self._outbox.leases.wait(self.lease, self._outbox.clock(), str(error))
                 if self._ending.wait(pause):
                     raise Stopped from None
-                pause = min(2 * pause, policy.MAX_FULL_SECONDS)
+                pause = min(2 * pause, source_thread.MAX_FULL_SECONDS)
             else:
                 self._outbox.wake(receipt)
                 return
@@ -227,6 +229,6 @@ class _Comparison:
             recent=self._recent.read(),
             run=run,
             numbers=iter(range(max((chunk.number for chunk in chunks), default=0) + 1, 2**62)),
-            most=policy.FOUND_EVENTS,
+            most=source_thread.FOUND_EVENTS,
             tell=self._watcher.tell,
         )

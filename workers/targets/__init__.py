@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 from app.events.model import Event
 from workers.delivery.outcomes import Failed, Outcome, Unavailable
 from workers.targets import tcp

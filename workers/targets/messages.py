@@ -17,9 +17,8 @@ from urllib.parse import quote
 import orjson
 
 from app.config.targets.base import MessageSettings, NamespaceSettings
-from app.events.model import Event
+from app.events.model import Event, trace_fields
 from app.events.order import comparable
-from app.events.trace import fields
 from workers.targets.payloads import log, s3_notification, text, timestamp
 
 STRUCTURED = "application/cloudevents+json; charset=utf-8"
@@ -81,7 +80,7 @@ def attributes(event: Event) -> dict[str, str]:
     if comparable(event.sequencer):
         members["sequencer"] = event.sequencer
     if event.trace:
-        members.update(fields(event.trace))
+        members.update(trace_fields(event.trace))
     return members
 
 

@@ -7,6 +7,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.telemetry.tracing import NO_SPAN, Span, Tracing, Value
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.settlement import Observer, TargetCall
 from workers.targets.base import LeaseExpired, TargetUnavailable, begin_call_trace
 
 _COUNTED = {

@@ -25,14 +25,21 @@ from app.api.services import Services
 from app.api.wsgi_layers import set_route
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts, sync_events
 from app.config.arn import UNNAMED, TargetId
+from app.config.declared_types import section_type, sections
 from app.config.errors import REDACTED, BadSettings, nearest
 from app.config.fields.fields import fields_of
-from app.config.formats.config_help import api_helps, describe_section, key_helps
 from app.config.formats.environment import variable
-from app.config.formats.notify_lines import is_api_line, parse_api_line, take_api_lines, to_line
+from app.config.formats.notify_lines import (
+    api_helps,
+    describe_section,
+    is_api_line,
+    key_helps,
+    parse_api_line,
+    take_api_lines,
+    to_line,
+)
 from app.config.target_settings import joined, parse_line, parse_lines, redacted
 from app.config.targets.base import TargetSettings, ordered_fields
-from app.config.targets.registry import section_type, sections
 from app.manifest.changes import set_keys
 from app.outbox import audit
 from app.outbox.buckets import count_buckets

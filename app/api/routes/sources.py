@@ -11,9 +11,9 @@ from app.api.description import answers
 from app.api.request_body import json_object
 from app.api.routes.events import queue_problem
 from app.api.services import begin_reading, reserve, services
+from app.config.arn import SourceId
+from app.config.declared_types import SOURCE_TYPES, source_type
 from app.config.sources.base import Tenant
-from app.config.sources.registry import SOURCE_TYPES, source_type
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import with_kept_secrets
 from app.events.frontends import S3_FRONTENDS
 from app.outbox import log_head

@@ -25,6 +25,7 @@ from app.api.request_body import json_object
 from app.api.services import services
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
+from app.config.declared_types import settings_type
 from app.config.errors import BadSettings, BadValue
 from app.config.fields.fields import fields_of, references
 from app.config.networks import link_local_addresses
@@ -37,7 +38,6 @@ from app.config.targets.base import (
     NamespaceSettings,
     TargetSettings,
 )
-from app.config.targets.registry import settings_type
 from app.events.own_events import TEST_BUCKET, make_test_events
 from app.outbox import audit, series
 from app.outbox.admin.counters import TargetCounters, read_status

@@ -16,15 +16,20 @@ from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import Output, printable
 from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
-from app.config.arn import TargetId
+from app.config.arn import SourceId, TargetId
 from app.config.bucket_settings import BucketId
+from app.config.declared_types import section_type, sections
 from app.config.errors import Problem, did_you_mean, suggest_name
 from app.config.fields.fields import fields_of
-from app.config.formats.config_help import api_helps, describe_section, key_helps
-from app.config.formats.notify_lines import is_api_line, parse_api_line, take_api_lines
-from app.config.sources.source_id import SourceId
+from app.config.formats.notify_lines import (
+    api_helps,
+    describe_section,
+    is_api_line,
+    key_helps,
+    parse_api_line,
+    take_api_lines,
+)
 from app.config.target_settings import BadSettings, from_config_json, joined, parse_line, parse_lines, to_line
-from app.config.targets.registry import section_type, sections
 from app.quantities import count_noun
 
 _API = f"/v1/settings/{SECTION}"

@@ -13,7 +13,7 @@ from app.cli.groups import Group
 from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.param_types import KEY_VALUE, SOURCE
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.quantities import count_noun
 from app.resources.source import RejectedMessage, Source
 

@@ -14,8 +14,8 @@ from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable, step_line
 from app.cli_common.param_types import KEY_VALUE, TARGET
 from app.config.arn import TargetId
+from app.config.declared_types import settings_type
 from app.config.fields.fields import names_of
-from app.config.targets.registry import settings_type
 from app.quantities import count_noun
 from app.resources.target import Target
 

@@ -1,14 +1,15 @@
-"""Parse hosts and URLs, and redact the passwords in them (reference §3.3)."""
+"""Parse hosts and URLs, also with a login, and redact the passwords in them (reference §3.3)."""
 
 import base64
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType, Text
+from app.config.networks import is_loopback
 
 # With `_`, which names of services have in Compose, Swarm and DNS.
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -392,3 +393,71 @@ def _clean(path: str) -> str:
             kept.append(segment)
     cleaned = "/" + "/".join(kept)
     return cleaned + "/" if path.endswith("/") and cleaned != "/" else cleaned
+
+
+BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class LoginUrl(FieldType[str]):
+    """A URL that may contain a login."""
+
+    empty = ""
+    holds_secrets = True
+
+    def shown(self, text: str) -> str:
+        return redacted_url(text)
+
+    def secrets_in(self, value: str) -> Iterator[str]:
+        return secrets_in_url(value)
+
+
+def split_login_url(url: str, schemes: Mapping[str, int], hint: str, *, needs_host: bool = True) -> SplitResult:
+    """Split a URL that may contain a login. Raises `BadValue`."""
+    parts = split_url(url, needs_host=needs_host)
+    if parts.scheme not in schemes or "://" not in url:
+        raise BadValue(f"has none of the schemes {', '.join(schemes)}", hint)
+    check_login_end(parts)
+    if "#" in url:
+        raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
+    if BAD_ESCAPE.search(url):
+        raise BadValue("has a % without two hexadecimal digits after it", "write % as %25")
+    if re.search(r"[\x00-\x1f\x7f]", unquote(url)):
+        raise BadValue("contains an escaped control character", "leave it out")
+    return parts
+
+
+def login_of(parts: SplitResult) -> tuple[str | None, str | None]:
+    """Return user and password, each None if the URL has none."""
+    return (
+        None if parts.username is None else unquote(parts.username),
+        None if parts.password is None else unquote(parts.password),
+    )
+
+
+class Issuer(HttpUrl):
+    """The identifier of a provider: an `https` URL; `http` is for a provider on this machine."""
+
+    label = "https URL"
+
+    def parse(self, text: str) -> str:
+        """Return the text as it is: the provider's tokens have to name exactly this issuer."""
+        super().parse(text)
+        parts = split_url(text)
+        if parts.query or "@" in parts.netloc:
+            raise BadValue("is not an issuer", "write https://host/path, as the provider's tokens name it")
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+            raise BadValue("is not an https URL", "people's tokens would be sent in the clear")
+        return text
+
+
+class ConsoleUrl(HttpUrl):
+    """The address of the console's folder as browsers see it; it ends with `/console/`."""
+
+    label = "http(s) URL"
+
+    def parse(self, text: str) -> str:
+        """Return the URL with a `/` at its end."""
+        url = super().parse(text)
+        if split_url(url).query or not url.rstrip("/").endswith("/console"):
+            raise BadValue("is not the console's address", "write it as a browser shows it: https://host/path/console/")
+        return url.rstrip("/") + "/"

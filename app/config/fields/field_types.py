@@ -170,6 +170,17 @@ class Choice(FieldType[L]):
         raise BadValue("is not one of the choices", f"write {' or '.join(self.words)}")
 
 
+class Values(FieldType[tuple[str, ...]]):
+    """Comma-separated values."""
+
+    label = "comma-separated values"
+    empty = ()
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        """Return the values, without the spaces around them."""
+        return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
 class Switch(FieldType[Literal["on", "off", ""]]):
     """On, off, or empty for the service's setting."""
 

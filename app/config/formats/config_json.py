@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from app.config.arn import TargetId
+from app.config.declared_types import TYPES
 from app.config.errors import BadValue, Problem, suggestion
 from app.config.fields.fields import names_of
 from app.config.formats.environment import ParsedTargets
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES
 
 # Until March 2017 these appended every event, as `access` does. MinIO's own migration made them `namespace`.
 _ONCE_WITHOUT_FORMAT = frozenset({"elasticsearch", "redis"})

@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from app.config.arn import UNNAMED, TargetId
+from app.config.arn import UNNAMED, SourceId, TargetId
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.errors import BadValue, Problem, did_you_mean, nearest
 from app.config.fields.fields import Field, fields_of
 from app.config.sources.base import SourceSettings
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.sources.source_id import SourceId
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES
 
 R = TypeVar("R", TargetId, SourceId)
 SOURCE_PREFIX = "BUCKETWIRE_SOURCE_"

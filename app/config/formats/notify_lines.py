@@ -1,4 +1,4 @@
-"""Parse and write targets as lines of `notify_<section>[:<name>] key=value …` (reference §3.1).
+"""Parse, write and describe targets as lines of `notify_<section>[:<name>] key=value …` (reference §3.1).
 
 Lines of the section `api`, which stand beside those of targets, are parsed here too.
 
@@ -6,17 +6,22 @@ As in MinIO, a value may contain spaces without quotes; `"…"` or `'…'` aroun
 Unlike MinIO, a quoted value is never split, and an unknown key is refused instead of becoming part of the previous
 value. A shell removes the quotes around `connection_string="host=h port=1"`: the keywords of libpq that follow an
 unquoted connection string belong to it.
+
+Sections and their keys are described as `mc admin config` does, from the declarations.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from app.config.api_settings import SECTION, api_texts
+from app.config.api_settings import SECTION, ApiSettings, api_texts
 from app.config.arn import UNNAMED, TargetId
+from app.config.declared_types import section_type, settings_type
 from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields import fields
+from app.config.fields.fields import Field, fields_of
+from app.config.formats.environment import variable
 from app.config.targets.base import TargetSettings, ordered_fields
-from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _OPTIONAL_NAME = re.compile(r"(?P<section>[a-z_]+)\[:?\w*\]")  # as MinIO's guides and help write it
@@ -193,3 +198,61 @@ def take_api_lines(text: str, *, backup: bool = False) -> tuple[dict[str, str], 
         others.append(line)
         number += lines + 1
     return texts, "\n".join(others)
+
+
+# As MinIO describes its sections, which the guides show; all others are "<title> endpoints".
+_RECEIVERS = {
+    "mysql": "MySQL databases",
+    "postgresql": "Postgres databases",
+    "redis": "Redis datastores",
+    "webhook": "webhook endpoints",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHelp:
+    """One key of a section: its name or its variable, the type of its values, and what it means."""
+
+    name: str
+    kind: str
+    about: str
+    mandatory: bool
+
+
+def describe_section(cls: type[TargetSettings]) -> str:
+    """Return one line about a section."""
+    return f"publish bucket notifications to {_RECEIVERS.get(cls.type_name, f'{cls.title} endpoints')}"
+
+
+def key_helps(cls: type[TargetSettings], *, variables: bool = False) -> dict[str, KeyHelp]:
+    """Return the help of a section's keys by their names; with `variables` the keys are environment variables.
+
+    A target of the environment exists only if it is enabled there, so the variable of `enable` is mandatory.
+    """
+    return {
+        name: KeyHelp(
+            name=variable(cls, name) if variables else name,
+            kind=_kind(key),
+            about=_about(key),
+            mandatory=key.required or (variables and name == "enable"),
+        )
+        for name, key in ordered_fields(cls).items()
+    }
+
+
+def api_helps(*, variables: bool = False) -> dict[str, KeyHelp]:
+    """Return the help of the section `api`, as `key_helps` does."""
+    return {
+        name: KeyHelp(key.env if variables else name, _kind(key), _about(key), mandatory=False)
+        for name, key in fields_of(ApiSettings).items()
+    }
+
+
+def _kind(key: Field) -> str:
+    label = key.kind.label.removesuffix(", or empty").replace("on/off", "on|off")
+    return label.replace("` or `", "|").replace("`", "")
+
+
+def _about(key: Field) -> str:
+    about = key.about.replace("`", "'")
+    return f"{about}, default is '{key.default}'" if key.default else about

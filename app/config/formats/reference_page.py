@@ -9,13 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.fields.fields import Field, fields_of
 from app.config.formats.environment import variable
 from app.config.settings import Settings
 from app.config.sources.base import SourceSettings, ordered_source_fields
-from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.base import TargetSettings, ordered_fields
-from app.config.targets.registry import TYPES
 
 PAGE = Path(__file__).parents[3] / "docs/reference/settings.md"
 _INTRODUCTION = """\

@@ -5,10 +5,9 @@ from typing import Literal
 
 from app.config.bucket_settings import BucketSettings, StorageName
 from app.config.errors import Problem
-from app.config.fields.aws import Endpoint, Region
+from app.config.fields.aws import Endpoint, Inventory, Region, catalog_of
 from app.config.fields.field_types import Choice, Duration, Number, Text
 from app.config.fields.fields import declared, fields_of, setting
-from app.config.fields.inventory import Inventory, catalog_of
 from app.config.fields.times import Cron
 from app.config.sources.base import SourceSettings, Tenant
 from app.events.buckets import TENANT_OF_ARN, name_in

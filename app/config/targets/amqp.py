@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HostPort, Hosts, check_host
+from app.config.fields.addresses import HostPort, Hosts, LoginUrl, check_host, login_of, split_login_url
 from app.config.fields.field_types import Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, TlsFiles
-from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 AMQP_HEARTBEAT = 60
 _AMQP_PORTS = {"amqp": 5672, "amqps": 5671}

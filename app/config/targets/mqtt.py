@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HostPort, check_host
+from app.config.fields.addresses import HostPort, LoginUrl, check_host, login_of, split_login_url
 from app.config.fields.field_types import Choice, Duration, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, percent
 from app.config.targets.base import MessageSettings, TlsSettings
-from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 # What no topic may have, or brokers need not take (MQTT 5, §1.5.4), and `$`, as brokers' own topics begin with it.
 _UNSAFE = "[+#%$\x00-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]"

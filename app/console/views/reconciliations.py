@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.config.targets.registry import is_namespace
+from app.config.declared_types import is_namespace
 from app.console import calls
 from app.console.formats import command, short_id, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor

@@ -8,14 +8,13 @@ from typing import Any
 from flask import Response, request
 
 from app.api import Refused
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.errors import REDACTED
 from app.config.fields.field_types import Switch, Toggle
 from app.config.fields.fields import Declared, Field, fields_of
 from app.config.fields.secret_refs import is_secret_ref
 from app.config.sources.base import SourceSettings, ordered_source_fields
-from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.base import TargetSettings, ordered_fields
-from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import command

@@ -5,8 +5,8 @@ from typing import Any
 from flask import Response, request
 
 from app.api import Refused
+from app.config.declared_types import SOURCE_TYPES
 from app.config.sources.base import ordered_source_fields
-from app.config.sources.registry import SOURCE_TYPES
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.formats import number, pretty_json

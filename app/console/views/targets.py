@@ -8,8 +8,8 @@ from typing import Any
 from flask import Response, request
 
 from app.api.services import services
+from app.config.declared_types import TYPES
 from app.config.targets.base import ordered_fields
-from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.findings import Line, lines, of_target

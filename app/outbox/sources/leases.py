@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.config.sources.registry import SOURCE_TYPES
+from app.config.declared_types import SOURCE_TYPES
 from app.outbox import tables
 from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token

@@ -5,11 +5,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.config.arn import SourceId
+from app.config.declared_types import source_type
 from app.config.fields.fields import fields_of
 from app.config.secrets import Sealer
 from app.config.sources.base import SourceSettings
-from app.config.sources.registry import source_type
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.outbox import audit, log_head, tables
 from app.outbox.column_values import clean_reason

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.config.sources.registry import SOURCE_TYPES
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
+from app.config.declared_types import SOURCE_TYPES
 from app.outbox import tables
 from app.outbox.column_values import clean_reason
 from app.outbox.declared_rows import EnvironmentRow, converted, read_row, read_rows, some_names

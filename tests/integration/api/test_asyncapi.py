@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.api.asyncapi import SCHEMAS, combinations, described, schemas_of
+from app.config.declared_types import TYPES
 from app.config.settings import Settings
 from app.config.targets.base import MessageSettings, TargetSettings
-from app.config.targets.registry import TYPES
 from app.events.model import Event
 from app.events.parsing import parse
 from app.server.application import create_app

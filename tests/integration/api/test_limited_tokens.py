@@ -15,7 +15,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from app.config.arn import TargetId
-from app.config.targets.registry import TYPES
+from app.config.declared_types import TYPES
 from app.outbox import tables
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database

@@ -13,8 +13,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from app.config.arn import TargetId
+from app.config.declared_types import sections
 from app.config.secrets import Sealer
-from app.config.targets.registry import sections
 from app.outbox.registry import Registry
 from tests import services
 from tests.integration.api.conftest import KEY, S3

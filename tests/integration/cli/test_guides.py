@@ -13,12 +13,12 @@ import orjson
 import pytest
 
 from app.config.arn import TargetId, parse_arn
+from app.config.declared_types import TYPES, sections
 from app.config.fields.fields import names_of
 from app.config.formats.environment import variable
 from app.config.settings import Settings
 from app.config.target_settings import from_environ, load, parse_line
 from app.config.targets.base import ordered_fields
-from app.config.targets.registry import TYPES, sections
 from app.events.names import expand
 from app.events.parsing import parse
 from tests.integration.cli.conftest import Cli

@@ -8,7 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.api.routes.metrics import listing_metrics, source_metrics
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms

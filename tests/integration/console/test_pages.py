@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from app.api.listen.broadcaster import SocketHandedOver
 from app.cli import bucketwire
 from app.config.arn import TargetId
+from app.config.declared_types import TYPES
 from app.config.errors import BadSettings
-from app.config.targets.registry import TYPES
 from app.console import calls
 from app.console.views.targets import level
 from app.events.model import Event

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

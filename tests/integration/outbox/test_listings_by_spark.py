@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.config.target_settings import BadSettings
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost

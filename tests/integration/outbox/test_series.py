@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from app.config.arn import TargetId
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId, TargetId
 from app.outbox import series, tables
 from app.outbox.column_values import NEVER
 from app.outbox.delivery_times import histogram, percentile, report

@@ -9,10 +9,9 @@ from threading import Event
 
 import pytest
 
-from app.config.arn import TargetId, parse_target
+from app.config.arn import SourceId, TargetId, parse_target
 from app.config.bucket_settings import BucketId
 from app.config.secrets import Sealer
-from app.config.sources.source_id import SourceId
 from app.manifest.changes import set_keys
 from app.outbox.bucket_settings import UnknownBucket
 from app.outbox.delivery.availability import open_breaker

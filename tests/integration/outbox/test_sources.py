@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from app.config.arn import SourceId
 from app.config.secrets import Sealer
-from app.config.sources.source_id import SourceId
 from app.config.target_settings import BadSettings
 from app.events.limits import Limits
 from app.events.model import Event

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.config.sources.source_id import SourceId
+from app.config.arn import SourceId
 from app.events.model import Event
 from app.events.order import comparable
 from app.events.own_events import DELETE

@@ -2,10 +2,10 @@
 
 import pytest
 
+from app.config.declared_types import TYPES, section_type, sections
 from app.config.errors import BadSettings
 from app.config.fields.fields import fields_of
-from app.config.formats.config_help import describe_section, key_helps
-from app.config.targets.registry import TYPES, section_type, sections
+from app.config.formats.notify_lines import describe_section, key_helps
 
 KAFKA = section_type("notify_kafka")
 

@@ -8,7 +8,7 @@ from app.config.fields.field_types import Choice, Duration, FieldType, Number, P
 from app.config.fields.fields import texts_of
 from app.config.formats.notify_lines import parse_line
 from app.config.targets.elasticsearch import split_urls
-from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, parameters
+from app.config.targets.postgresql import ConnectionString, PostgresTable, identifier, parameters
 from app.config.targets.webhook import SigningSecrets, WebhookSettings
 
 TOGGLE, NUMBER, DURATION = Toggle(), Number(1, 50), Duration()

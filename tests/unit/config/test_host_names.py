@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from cryptography.fernet import Fernet
 
+from app.config.declared_types import TYPES, source_type
 from app.config.errors import BadValue
 from app.config.fields.addresses import Host, Hosts, HttpUrl, RedisHost, check_host
 from app.config.settings import Settings
-from app.config.sources.registry import source_type
 from app.config.target_settings import load
-from app.config.targets.mysql_dsn import parse_dsn
-from app.config.targets.registry import TYPES
+from app.config.targets.mysql import parse_dsn
 
 NAMES = ["my_stack_kafka", "db_1", "_service", "tasks.my_db", "a_b.example.com", "x_", "_mongo._tcp.example"]
 

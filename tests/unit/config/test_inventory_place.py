@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.config.errors import BadSettings
-from app.config.fields.inventory import Catalog, catalog_of
+from app.config.fields.aws import Catalog, catalog_of
 from app.config.sources.bucket import BucketSourceSettings
 from app.config.target_settings import load
 

@@ -222,9 +222,9 @@ def test_every_form_says_the_same_of_elasticsearch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["app.config.targets.kafka", "app.config.targets.registry", "app.config.target_settings"]
+    "module", ["app.config.targets.kafka", "app.config.declared_types", "app.config.target_settings"]
 )
 def test_all_types_are_known_whichever_module_comes_first(module: str) -> None:
-    code = f"import {module}; from app.config.targets.registry import TYPES; print(*TYPES)"
+    code = f"import {module}; from app.config.declared_types import TYPES; print(*TYPES)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert {"elasticsearch", "kafka", "postgresql", "redis", "webhook"} <= set(done.stdout.split())

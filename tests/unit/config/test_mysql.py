@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from app.config.arn import TargetId
 from app.config.errors import BadValue
 from app.config.target_settings import from_config_json, from_environ, load, parse_line, redacted
-from app.config.targets.mysql import MysqlSettings
-from app.config.targets.mysql_dsn import Dsn, parse_dsn
+from app.config.targets.mysql import Dsn, MysqlSettings, parse_dsn
 from tests.support.refused_settings import problems
 
 MYSQL = {"dsn_string": "me:hunter2@tcp(db:3306)/events", "table": "bucketevents"}

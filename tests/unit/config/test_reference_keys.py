@@ -8,10 +8,10 @@ import pytest
 
 from app.config import target_settings
 from app.config.arn import TargetId
+from app.config.declared_types import TYPES
 from app.config.errors import REDACTED, BadSettings
 from app.config.fields.fields import fields_of
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES
 from tests.support.reference_keys import HIDDEN_IF_REFUSED, TABLES, Row, camel, refused, valid
 
 Way = Callable[[str, Mapping[str, str]], Mapping[str, object]]

@@ -7,10 +7,10 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.config.arn import TargetId
+from app.config.declared_types import TYPES
 from app.config.errors import REDACTED, BadSettings, BadValue
 from app.config.secrets import Sealer, key_file
 from app.config.targets.redis import RedisSettings
-from app.config.targets.registry import TYPES
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 CACHE = TargetId("redis", "cache")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.config.arn import TargetId
+from app.config.declared_types import source_type
 from app.config.errors import REDACTED, BadSettings
 from app.config.formats.notify_lines import parse_line, to_line
-from app.config.sources.registry import source_type
 from app.config.target_settings import changed_lines, load, merged, redacted
 
 # What is stored, and what is shown of it.

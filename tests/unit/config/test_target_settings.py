@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from app.config.arn import TargetId
+from app.config.declared_types import TYPES
 from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
 from app.config.fields.fields import fields_of
@@ -20,7 +21,6 @@ from app.config.target_settings import (
 )
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
-from app.config.targets.registry import TYPES
 from app.config.targets.webhook import WebhookSettings
 from tests.support.refused_settings import problems
 

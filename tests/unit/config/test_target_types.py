@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.fields.addresses import RedisHost
 from app.config.fields.field_types import Path
 from app.config.fields.fields import Field, fields_of, host_settings
-from app.config.fields.http_headers import HttpHeaders
 from app.config.sources.base import SourceSettings
-from app.config.sources.registry import SOURCE_TYPES
 from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES
+from app.config.targets.webhook import HttpHeaders
 
 SECRET = "hunter2x"
 WRITTEN: dict[str, tuple[Any, str]] = {  # a value with a secret, and the secret, of types with a form of their own

@@ -6,6 +6,7 @@ from itertools import chain, product
 
 import pytest
 
+from app.config.declared_types import TYPES
 from app.config.errors import BadSettings
 from app.config.secret_texts import Redaction
 from app.config.settings import Settings
@@ -13,7 +14,6 @@ from app.config.target_settings import changed_lines, load, redacted
 from app.config.targets.mqtt import MqttSettings, mqtt_address
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.registry import TYPES
 from workers.systems.postgresql.connection import parameters
 from workers.targets import create
 

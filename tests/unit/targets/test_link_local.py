@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kafka.errors import KafkaError
 
+from app.config.declared_types import TYPES
 from app.config.target_settings import load
-from app.config.targets.registry import TYPES
 from workers.systems.kafka.client import Client
 from workers.targets import create, link_local
 from workers.targets.base import TargetUnavailable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.config.declared_types import TYPES
 from app.config.target_settings import load
-from app.config.targets.registry import TYPES
 from workers.targets import create
 from workers.targets.base import TargetUnavailable
 

@@ -19,6 +19,7 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import TargetCall
 from workers.systems.webhook.requests import RequestFormat
 from workers.targets import base
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable

@@ -11,7 +11,7 @@ import orjson
 from app.events.limits import Limits
 from app.events.parsing import Message
 from tests.support.builders import event
-from workers.sources import policy
+from workers.sources import source_thread
 from workers.sources.puller import _Reading
 
 
@@ -47,7 +47,7 @@ def test_messages_that_are_large_once_they_are_read_are_read_by_and_by() -> None
     reading, keys = _Reading(source, "amqp:x", settings, Limits()), list[str]()
     while read := reading.next(()):
         events = [one for message in read for one in message.events]
-        assert sum(len(one.record) for one in events) < policy.COMMIT_BYTES + 6_000_000
+        assert sum(len(one.record) for one in events) < source_thread.COMMIT_BYTES + 6_000_000
         keys += [one.key for one in events]
     assert keys == [str(number) for number in range(12)]
     assert queue.pulls == 2

@@ -30,8 +30,8 @@ from amqp.exceptions import AccessRefused, AMQPError, ConsumerCancelled, NotFoun
 
 from app.config.sources.amqp import AmqpSourceSettings
 from app.config.targets.amqp import AmqpAddress
-from app.events.messages import ENCODING_HEADER, Message
 from app.events.minio_json import YEAR_10000
+from app.events.parsing import ENCODING_HEADER, Message
 from workers.sources.base import AnyText, Opened, SourceUnavailable, parses_position
 from workers.systems.amqp.connection import describe_error, limited, make_connection
 from workers.targets.base import TargetUnavailable

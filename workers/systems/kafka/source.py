@@ -49,8 +49,8 @@ from kafka.record.legacy_records import LegacyRecord, LegacyRecordBatch
 from kafka.structs import OffsetAndMetadata
 
 from app.config.sources.kafka import KafkaSourceSettings
-from app.events.messages import KEY_HEADER, Message
-from app.events.unpacking import NotUnpacked, unpacked
+from app.events.limits import NotUnpacked, unpacked
+from app.events.parsing import KEY_HEADER, Message
 from workers.sources.base import AnyText, Opened, SourceChanged, SourceUnavailable, parses_position
 from workers.systems.kafka.client import Client, connection_config, describe_error
 from workers.targets.base import TargetUnavailable

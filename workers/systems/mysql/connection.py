@@ -10,8 +10,7 @@ from typing import Any, NoReturn, cast
 import pymysql
 from pymysql.connections import Connection
 
-from app.config.targets.mysql import MysqlSettings
-from app.config.targets.mysql_dsn import Dsn
+from app.config.targets.mysql import Dsn, MysqlSettings
 from workers.targets import sockets, tcp, tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.sockets import MAX_ANSWER_BYTES, AnswerTooLong

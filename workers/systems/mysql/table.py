@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.config.targets.mysql_dsn import Dsn
+from app.config.targets.mysql import Dsn
 from app.events.model import Event
 from workers.systems.mysql.connection import MysqlConnection
 from workers.targets.base import TargetUnavailable

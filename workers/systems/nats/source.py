@@ -26,7 +26,7 @@ from nats.errors import Error as NatsError
 
 from app.config.fields.addresses import HostPort
 from app.config.sources.jetstream import JetstreamSourceSettings
-from app.events.messages import Message
+from app.events.parsing import Message
 from workers.sources.base import Opened, SourceChanged, SourceUnavailable, parses_position
 from workers.systems.nats.connection import CLIENT_NAME, Connection, EventLoopThread
 from workers.targets.base import TargetUnavailable

@@ -15,9 +15,8 @@ from psycopg2 import extensions
 from app import asked_certificate
 from app.config import tls
 from app.config.fields.addresses import HostPort
-from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.postgresql_dsn import explicit
-from app.config.targets.postgresql_dsn import parameters as libpq_parameters
+from app.config.targets.postgresql import PostgresSettings, explicit
+from app.config.targets.postgresql import parameters as libpq_parameters
 from workers.targets import link_local, sockets
 from workers.targets.base import TargetUnavailable
 from workers.targets.sockets import MAX_ANSWER_BYTES, AnswerTooLong

@@ -18,8 +18,7 @@ from urllib3.util import SKIP_HEADER, parse_url
 
 from app.config.errors import REDACTED
 from app.config.targets.webhook import WebhookSettings
-from app.events.model import Event
-from app.events.trace import fields
+from app.events.model import Event, trace_fields
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import messages
 from workers.targets.base import TargetUnavailable, call_trace
