@@ -173,7 +173,7 @@ def transport_options(broker_url: str) -> dict[str, Any]:
     """
     if is_rabbitmq(broker_url):
         return dict(_RABBITMQ)
-    from app.redis_answers import limit_answers  # noqa: PLC0415 - slow: not for RabbitMQ
+    from app.socket_watchdog import limit_answers  # noqa: PLC0415 - slow: not for RabbitMQ
 
     transport: Any = Connection(broker_url).get_transport_cls()
     limit_answers(transport.Channel)

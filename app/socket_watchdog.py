@@ -3,6 +3,9 @@
 A driver's time limit is that of one read from its socket, or it has none. A server that is frozen, has vanished
 silently or sends a byte now and then would hold a process for ever. Cutting the socket wakes the driver, which then
 raises its own error.
+
+So the answers of the task broker are limited too, if that is a Redis: one that sends a byte a second would hold a
+worker's loop, and each request that waits for the broker.
 """
 
 import contextlib
@@ -11,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Limited(Protocol):
@@ -103,3 +106,48 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+_GRACE_SECONDS = 1.0  # beyond the limit of a read: its error says that nothing came, and not that Redis has closed
+
+
+class _LimitedAnswers:
+    """A connection whose answers take little longer as a whole than a read may, `socket_timeout`."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read an answer. Raises the connection's errors."""
+        wire, seconds = self._sock, self.socket_timeout  # type: ignore[attr-defined]  # of the connection
+        if wire is None or not seconds:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]  # which it is mixed into
+        answer = LimitedSocket(wire, seconds + _GRACE_SECONDS)
+        add(answer)
+        try:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]  # as above
+        finally:
+            remove(answer)
+
+
+def limited_connection(connection: type[Any]) -> type[Any]:
+    """Return a class of such connections with limited answers."""
+    return (
+        connection
+        if issubclass(connection, _LimitedAnswers)
+        else type(connection.__name__, (_LimitedAnswers, connection), {})
+    )
+
+
+def limit_answers(channel: Any) -> None:
+    """Have the connections be limited that this class of kombu's channels makes from now on in this process."""
+    if channel in _CHANNELS:
+        return
+    _CHANNELS.add(channel)
+    usual: Any = channel._connparams  # kombu has no other place for the class of a socket file
+
+    def parameters(self: Any, asynchronous: bool = False) -> dict[str, Any]:
+        chosen: dict[str, Any] = usual(self, asynchronous)
+        return chosen | {"connection_class": limited_connection(chosen["connection_class"])}
+
+    channel._connparams = parameters
+
+
+_CHANNELS = set[type]()  # whose connections are limited

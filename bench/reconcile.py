@@ -161,9 +161,9 @@ def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from app.rules.model import Rule
     from spark_jobs.folders import Folder
     from spark_jobs.jobs.comparison import count_findings, mark_in_flight
-    from spark_jobs.jobs.difference_files import write_differences
+    from spark_jobs.jobs.reconcile import write_differences
     from spark_jobs.listings.listing import from_parquet
-    from spark_jobs.reports.report import write_findings
+    from spark_jobs.reports import write_findings
 
     rule = Rule(bucket=BUCKET, events=("*",), prefix="", suffix="", target=TargetId("postgresql", NAME))
 

@@ -99,7 +99,7 @@ def listed(
     from spark_jobs.folders import Folder
     from spark_jobs.jobs import watched_bucket as job
     from spark_jobs.listings.source_listing import SCHEMA, summed_up
-    from spark_jobs.reports.report import write_parquet
+    from spark_jobs.reports import write_parquet
 
     java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # the session is not Spark Connect
     load, events = os.getloadavg()[0], count_recorded(known.database)

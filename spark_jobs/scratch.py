@@ -28,7 +28,7 @@ from spark_jobs.folders import Folder
 from spark_jobs.frames import LISTING
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import Listing
-from spark_jobs.reports.report import check_shared, write_parquet
+from spark_jobs.reports import check_shared, write_parquet
 from spark_jobs.runs import LEASE_MS
 
 _SCRATCH = "scratch"

@@ -7,7 +7,7 @@ import redis
 
 from app.broker import POLICY
 from app.config.settings import Settings
-from app.redis_answers import limited
+from app.socket_watchdog import limited_connection
 from app.supervisor.embedded_broker import SAMPLE_DB, SAMPLE_KEEPS, SAMPLE_KEY
 
 
@@ -44,7 +44,7 @@ def trim_sample(settings: Settings) -> None:
 
 def _client(settings: Settings, database: int = 0) -> redis.Redis:
     """Return a client that waits for an answer as long as those of the broker do."""
-    connection = limited(redis.UnixDomainSocketConnection)
+    connection = limited_connection(redis.UnixDomainSocketConnection)
     seconds = POLICY.timeout_seconds
     pool = redis.ConnectionPool(connection, path=str(settings.broker_socket), db=database, socket_timeout=seconds)
     return redis.Redis.from_pool(pool)

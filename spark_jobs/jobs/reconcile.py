@@ -1,8 +1,9 @@
 """Compare a target with a bucket, report the drift, and repair it on request.
 
 The order of steps makes it safe beside writers. First the log's end and the events that are still in flight are noted;
-then the rows and the bucket are read, compared, and their differences written; last, the log is asked which objects had
-events since. An object that changed in between is among those, and is left alone.
+then the rows and the bucket are read, compared, and their differences written, so that neither has to be read again;
+last, the log is asked which objects had events since. An object that changed in between is among those, and is left
+alone.
 
 An incremental run does the same with the keys that the log names since the last run. That run noted a position in the
 log before which it has compared what every event is about, and so does this one.
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +38,20 @@ from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
-from spark_jobs.jobs.comparison import count_findings, mark_in_flight
-from spark_jobs.jobs.difference_files import write_differences
+from spark_jobs.frames import by_key
+from spark_jobs.jobs.comparison import Sizes, compare, count_findings, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
-from spark_jobs.reports.html_report import prepare_charts
-from spark_jobs.reports.report import PAGE, ReportHeader, write_findings, write_lines, write_page
+from spark_jobs.reports import (
+    PAGE,
+    ReportHeader,
+    prepare_charts,
+    write_findings,
+    write_lines,
+    write_page,
+    write_parquet,
+)
 from spark_jobs.runs import LEASE_MS, renewed
 from spark_jobs.scratch import ListingParts, frame_of_keys, scratch_folder, write_keys
 from spark_jobs.session import are_small_files, is_few, small_plans
@@ -361,3 +370,42 @@ def _repair(
             "(--max-repairs): the next run goes on."
         )
     return repaired, " ".join(filter(None, problems))
+
+
+def write_differences(
+    listing: Listing, rows: DataFrame, folder: Folder, *, has_single_rows: bool, bucket: str, **options: Any
+) -> tuple[DataFrame, Mapping[str, int]]:
+    """Write the DIFFERENCES between a listing and ROWS into a folder, by the `options` of `compare`.
+
+    Returns a frame that reads them, and the numbers of `objects` and of `target_rows`. With `has_single_rows` the store
+    probably returns each row once.
+
+    To choose between several entries or rows of a key takes time, and hardly ever is there a choice. So both sides are
+    compared as if each key were there once; if it was not, they are read again, and compared with a choice for each
+    key.
+    """
+    options |= {"bucket": bucket, "versioned": listing.versioned}
+    if listing.single is not None:
+        single_rows = by_key(parsed(rows, bucket)) if has_single_rows else namespace_by_key(rows, bucket)
+        sizes = Sizes()
+        compared = compare(by_key(listing.single), single_rows, sizes=sizes, **options)
+        differences = write_parquet(compared, folder / "differences.parquet")
+        if not has_repeated_keys(differences, sizes):
+            return _of_a_kind(differences), sizes.counts
+    sizes = Sizes()
+    compared = compare(listing.objects, namespace_by_key(rows, bucket), sizes=sizes, **options)
+    return _of_a_kind(write_parquet(compared, folder / "chosen.parquet")), sizes.counts
+
+
+def has_repeated_keys(differences: DataFrame, sizes: Sizes) -> bool:
+    """Return whether a side of a comparison had a key more than once in a way that could change its DIFFERENCES."""
+    if sizes.has_repeated_matches:
+        return True
+    # What remains are keys that one side alone has: without an object, or without a row. An object has a time.
+    alone = differences.where(F.col("modified").isNull() | (F.col("kind") == DriftKind.MISSING))
+    repeated = alone.groupBy(F.xxhash64("key")).count().where(F.col("count") > 1)
+    return not repeated.isEmpty()
+
+
+def _of_a_kind(differences: DataFrame) -> DataFrame:
+    return differences.where(F.col("kind").isNotNull())

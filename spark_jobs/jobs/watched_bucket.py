@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.fields.times import next_moment
@@ -45,11 +46,10 @@ from app.quantities import count_noun
 from spark_jobs import runs
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder
-from spark_jobs.jobs.shares import Share, divided, number_of, within
 from spark_jobs.listings import s3_listing, source_inventory, source_listing
 from spark_jobs.listings.source_inventory import SourceInventory
 from spark_jobs.listings.source_listing import Requests, SourceBucket, SourceListing
-from spark_jobs.reports.report import check_shared, write_parquet
+from spark_jobs.reports import check_shared, write_parquet
 from spark_jobs.scratch import frame_of_keys, write_keys
 
 _DAY = 86_400_000  # ms
@@ -107,6 +107,14 @@ class Known:
         """Return what a source's chunks are."""
         number = max((chunk.number for chunk in chunks), default=0) + 1
         return cls(database.url.render_as_string(hide_password=False), lease, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The keys from `begin` on, up to the next share's, and the chunks of what is known of them; none: nothing is."""
+
+    begin: str
+    chunks: Sequence[Chunk]
 
 
 def run(
@@ -351,8 +359,8 @@ def decide(
         size += recent.count()
     count = max(1, min(size // _KEYS_PER_SHARE, _MAX_TASKS))
     sample = _sampled(keys) if count > 1 else ()
-    chunks = _cut(watched, lease, chunks, within(chunks, sample, count), run)
-    shares = divided(chunks, sample, count, lambda chunk: snapshot.decode(watched.body(lease, chunk.number))[-1].key)
+    chunks = _cut(watched, lease, chunks, bounds_within(chunks, sample, count), run)
+    shares = shares_of(chunks, sample, count, lambda chunk: snapshot.decode(watched.body(lease, chunk.number))[-1].key)
     known, share = Known.of(database, lease, chunks), number_of(F.col("key"), shares).alias("share")
     listed = listing.rows.select(share, F.lit(True).alias("listed"), *_LISTED)
     no_entry = [F.lit(None).cast(kind).alias(name) for name, kind in listed.dtypes[3:]]
@@ -468,3 +476,62 @@ def _listed(rows: Ahead[Any]) -> Iterator[Listed]:
 
 def _numbers(counts: Counts) -> list[int]:
     return [getattr(counts, name) for name in _COUNTS]
+
+
+def shares_of(
+    chunks: Sequence[Chunk], sample: Sequence[str], count: int, last_key: Callable[[Chunk], str]
+) -> list[Share]:
+    """Return about `count` shares of as many keys of a listing each, of which `sample` has some.
+
+    A chunk is never divided, but what follows its last key is: a first listing that was interrupted leaves all of the
+    rest of the bucket there, and one that is cut at the bounds `within` it has such a rest at each. `last_key` reads a
+    chunk.
+    """
+    bounds = _bounds(sample, count)
+    if not chunks:
+        return [Share(begin, ()) for begin in ["", *sorted(bounds - {""})]]
+    firsts = [chunk.first for chunk in chunks]
+    cuts = set[str]()
+    for number, some in _by_chunk(firsts, bounds).items():
+        if number < 0:  # nothing is known of what comes before the first chunk
+            cuts |= {*some, firsts[0]}
+            continue
+        cuts.add(firsts[number] if number else "")
+        if len(some) > 1 and (beyond := {bound for bound in some if bound > last_key(chunks[number])}):
+            cuts |= beyond | {*firsts[number + 1 : number + 2]}
+    begins = ["", *sorted(cuts - {""})]
+    shares: list[list[Chunk]] = [[] for _ in begins]
+    for chunk in chunks:
+        shares[bisect_right(begins, chunk.first) - 1].append(chunk)
+    return [Share(begin, tuple(some)) for begin, some in zip(begins, shares, strict=True)]
+
+
+def bounds_within(chunks: Sequence[Chunk], sample: Sequence[str], count: int) -> dict[Chunk, list[str]]:
+    """Return the chunks that have keys of more than one of so many shares, and the bounds of these."""
+    places = _by_chunk([chunk.first for chunk in chunks], _bounds(sample, count)) if chunks else {}
+    return {chunks[number]: bounds for number, bounds in places.items() if number >= 0 and len(bounds) > 1}
+
+
+def _bounds(sample: Sequence[str], count: int) -> set[str]:
+    ordered = sorted(set(sample))
+    return {ordered[len(ordered) * number // count] for number in range(1, count)} if ordered else set()
+
+
+def _by_chunk(firsts: Sequence[str], bounds: Iterable[str]) -> dict[int, list[str]]:
+    """Return the bounds within each chunk, by its place among the chunks; -1 for what comes before them."""
+    inside: dict[int, list[str]] = {}
+    for bound in bounds:
+        inside.setdefault(bisect_right(firsts, bound) - 1, []).append(bound)
+    return inside
+
+
+def number_of(key: Column, shares: Sequence[Share]) -> Column:
+    """Return the number of a key's share: a tree of comparisons, of which each key needs a few."""
+
+    def among(low: int, high: int) -> Column:
+        if low == high:
+            return F.lit(low)
+        middle = (low + high + 1) // 2
+        return F.when(key < F.lit(shares[middle].begin), among(low, middle - 1)).otherwise(among(middle, high))
+
+    return among(0, len(shares) - 1)

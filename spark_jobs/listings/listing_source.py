@@ -16,8 +16,7 @@ from app.outbox.engine.database import now_ms
 from app.quantities import format_seconds
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.listings import inventory, named_keys, s3_listing
-from spark_jobs.listings.json_documents import Place, form_of
-from spark_jobs.listings.listing import Listing, from_csv, from_json_documents, from_mc, from_parquet
+from spark_jobs.listings.listing import Listing, Place, form_of, from_csv, from_json_documents, from_mc, from_parquet
 from spark_jobs.scratch import ListingParts
 
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long

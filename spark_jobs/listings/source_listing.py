@@ -21,7 +21,7 @@ from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.watched import Skipped, WatchedBuckets
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing
-from spark_jobs.reports.report import write_parquet
+from spark_jobs.reports import write_parquet
 
 # A row of an entry has its place in the listing of its range; one of a page has only the store's time (ms; 0: unknown),
 # how many of its entries no event can have, and the key of the first of these.

@@ -27,7 +27,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs import connectors
-from spark_jobs.reports.report import LINES
+from spark_jobs.reports import LINES
 from tests import provision, services
 from tests.services import spark_classes, speed, until
 from tests.services.spark import SparkMaster, SparkWorker

@@ -16,9 +16,9 @@ from app.events.names import KNOWN, ContentChange, content_change
 from spark_jobs.folders import Folder
 from spark_jobs.frames import DIFFERENCES, KEY_HASH, LISTING, NAMESPACE, ROWS, has_change
 from spark_jobs.jobs.comparison import Sizes, compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
-from spark_jobs.jobs.difference_files import has_repeated_keys, write_differences
+from spark_jobs.jobs.reconcile import has_repeated_keys, write_differences
 from spark_jobs.listings.listing import Listing, from_parquet, newest
-from spark_jobs.reports.report import write_parquet
+from spark_jobs.reports import write_parquet
 from spark_jobs.scratch import frame_of_keys, write_keys
 from tests.support.comparison import PUT, T, kinds, row, rule, thing
 from tests.support.frames import frame_of

@@ -22,14 +22,13 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile.runs import Reconciliations
-from spark_jobs import stores
+from spark_jobs import reports, stores
 from spark_jobs.api_client import Api
 from spark_jobs.folders import Folder, NotShared, spark_url
 from spark_jobs.frames import ROWS
 from spark_jobs.jobs.backfill import BackfillConfig, backfill
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
-from spark_jobs.reports import report
-from spark_jobs.reports.report import FINDINGS, LINES, PAGE, check_shared
+from spark_jobs.reports import FINDINGS, LINES, PAGE, check_shared
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.frames import frame_of
 
@@ -155,7 +154,7 @@ def test_a_file_system_that_is_not_there_is_said_at_the_start(
 def test_executors_that_cannot_write_are_noticed_before_anything_is_compared(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "is_local", lambda _: False)
+    monkeypatch.setattr(reports, "is_local", lambda _: False)
     check_shared(spark, Folder.of(tmp_path / "new"))
     assert not list((tmp_path / "new").iterdir())
     (tmp_path / "file").touch()

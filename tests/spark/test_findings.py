@@ -18,12 +18,12 @@ from app.resources.drift import FORMATS, finding_line
 from app.resources.reconciliation import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
+from spark_jobs import reports
 from spark_jobs.folders import Folder, NotShared
 from spark_jobs.frames import FINDINGS, LISTING, NAMESPACE, ROWS
 from spark_jobs.jobs.comparison import count_findings, documents, namespace_by_key
-from spark_jobs.reports import report
-from spark_jobs.reports.report import FINDINGS as FOLDER
-from spark_jobs.reports.report import (
+from spark_jobs.reports import FINDINGS as FOLDER
+from spark_jobs.reports import (
     LINES,
     PAGE,
     ReportHeader,
@@ -223,7 +223,7 @@ def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_
 ) -> None:
     assert is_local(spark)
     if has_executors:
-        monkeypatch.setattr(report, "is_local", lambda _: False)
+        monkeypatch.setattr(reports, "is_local", lambda _: False)
     group = f"written-{has_executors}"
     spark.sparkContext.setJobGroup(group, "")
     try:

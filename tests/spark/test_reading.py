@@ -29,7 +29,7 @@ from app.listings.limits import BadListing
 from spark_jobs.errors import root_cause
 from spark_jobs.frames import KEY_HASH
 from spark_jobs.jobs.comparison import namespace_by_key
-from spark_jobs.jobs.recorded_events import recorded_between
+from spark_jobs.jobs.tables_journal import recorded_between
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import from_mc, from_parquet
 from spark_jobs.listings.listing_source import ListingSource

@@ -39,7 +39,7 @@ from spark_jobs.api_client import Api
 from spark_jobs.iceberg import Warehouse
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.jobs.tables import Tables, update
-from spark_jobs.reports.report import LINES
+from spark_jobs.reports import LINES
 from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import Job

@@ -11,7 +11,7 @@ import gc
 import boto3  # type: ignore[import-untyped]  # ships no types
 from pyspark import daemon
 
-from spark_jobs.jobs import recorded_events  # noqa: F401 - to be there, as the next two
+from spark_jobs.jobs import tables_journal  # noqa: F401 - to be there, as the next two
 from spark_jobs.listings import s3_listing  # noqa: F401
 from spark_jobs.stores import elasticsearch, redis  # noqa: F401
 

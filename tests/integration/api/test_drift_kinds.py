@@ -34,7 +34,7 @@ from app.outbox import tables
 from app.outbox.notices import NoticeRecorder
 from app.outbox.reconcile.findings import store_findings
 from app.outbox.reconcile.runs import Reconciliations
-from spark_jobs.reports.report import _COLOURS
+from spark_jobs.reports import _COLOURS
 from tests.support.builders import add_target, migrated
 
 settings = Settings.from_environ(os.environ)

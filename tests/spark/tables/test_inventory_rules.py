@@ -18,10 +18,8 @@ from app.events.order import comparable, following, from_time
 from app.events.parsing import parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.jobs import tables_inventory
 from spark_jobs.jobs.repair_events import backfill_event, repair_event
-from spark_jobs.jobs.tables import Tables, update
-from spark_jobs.jobs.tables_inventory import near
+from spark_jobs.jobs.tables import Tables, near_keys, update
 from tests import services
 from tests.spark.tables.conftest import Merged
 from tests.support import minio_life
@@ -176,23 +174,23 @@ def test_the_inventory_equals_the_listing_of_a_real_bucket(tables: Tables, outbo
 def test_a_condition_on_keys_is_met_by_them_and_by_those_between_at_most(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, few: bool
 ) -> None:
-    monkeypatch.setattr(tables_inventory, "_FEW_KEYS", 10 if few else 3)
+    monkeypatch.setattr("spark_jobs.jobs.tables._FEW_KEYS", 10 if few else 3)
     keys = [("b", 'it\'s\\ "q" {near}'), ("b", "m"), ("b", "é🎉\n"), ("c'", "k")]
     others = [("b", "a"), ("b", "n"), ("b", "\U0010ffff"), ("c", "k"), ("c'", "l"), ("d", "m")]
     columns = "bucket string, key string"
-    condition = near(spark.createDataFrame(keys, columns))
+    condition = near_keys(spark.createDataFrame(keys, columns))
     met = spark.createDataFrame([*keys, *others], columns).where(condition).collect()
     assert {tuple(row) for row in met} == {*keys, *(() if few else [("b", "n")])}
 
 
 def test_a_condition_on_keys_of_many_buckets_is_met_by_all(spark: SparkSession) -> None:
     keys = spark.range(101).selectExpr("string(id) AS bucket", "'k' AS key")
-    assert near(keys, "t") == "true"
-    assert near(keys.where("bucket = '7'"), "t").startswith("((t.bucket")
+    assert near_keys(keys, "t") == "true"
+    assert near_keys(keys.where("bucket = '7'"), "t").startswith("((t.bucket")
 
 
 def test_a_condition_on_no_keys_is_met_by_none(tables: Tables, outbox: Database, spark: SparkSession) -> None:
-    assert near(spark.sql("SELECT 'b' AS bucket, 'k' AS key LIMIT 0")) == "(false)"
+    assert near_keys(spark.sql("SELECT 'b' AS bucket, 'k' AS key LIMIT 0")) == "(false)"
     Log(outbox).append([[made("k", number=1)]])
     update(tables, outbox, WEEK)
     Log(outbox).append([[made("k", GET, number=2)]])

@@ -24,9 +24,8 @@ from urllib3 import HTTPResponse
 from app.listings.limits import BadListing
 from app.listings.pages import is_bound
 from spark_jobs.listings import s3_listing
-from spark_jobs.listings.bisection import divide
 from spark_jobs.listings.listing_source import ListingSource
-from spark_jobs.listings.s3_listing import Bucket, between, entries, found_bounds, objects
+from spark_jobs.listings.s3_listing import Bucket, between, bisected, entries, found_bounds, objects
 
 ENDPOINT = "http://s3.example.com"
 TIME = "2026-11-28T21:54:02.123Z"
@@ -117,7 +116,7 @@ def test_a_flat_bucket_is_divided_by_few_requests(keys: list[str]) -> None:
         asked.append(text)
         return next(iter(keys[(at := bisect_right(keys, text)) : at + 1]), None)
 
-    ranges = counted(keys, divide(first_after, [], 16), 16)
+    ranges = counted(keys, bisected(first_after, [], 16), 16)
     assert len(ranges) == 16
     assert sum(ranges) == len(keys)
     four = [0] * 4  # tasks at once
@@ -131,14 +130,14 @@ def test_a_flat_bucket_is_divided_by_few_requests(keys: list[str]) -> None:
 @given(st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=40, unique=True), st.integers(1, 8))
 def test_the_ranges_of_any_keys_are_all_of_them(keys: list[str], count: int) -> None:
     keys.sort()
-    bounds = divide(lambda text: next(iter(keys[(at := bisect_right(keys, text)) : at + 1]), None), [], count)
+    bounds = bisected(lambda text: next(iter(keys[(at := bisect_right(keys, text)) : at + 1]), None), [], count)
     assert set(bounds) <= set(keys)
     assert sum(counted(keys, bounds, 4 * count)) == len(keys)
 
 
 def test_a_server_that_ignores_where_to_begin_is_not_divided() -> None:
-    assert divide(lambda _: "a", [], 16) == []
-    assert divide(lambda _: None, [], 16) == []
+    assert bisected(lambda _: "a", [], 16) == []
+    assert bisected(lambda _: None, [], 16) == []
 
 
 def test_a_million_keys_are_listed_by_four_at_once_a_quarter_each(

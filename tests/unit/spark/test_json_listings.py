@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.listings.limits import BadListing
-from spark_jobs.listings import json_documents
-from spark_jobs.listings.json_documents import AWS, RCLONE, Place, aws_entries, convert, form_of, rclone_entries
+from spark_jobs.listings import listing
+from spark_jobs.listings.listing import AWS, RCLONE, Place, aws_entries, convert, form_of, rclone_entries
 
 TIME = "2026-11-21T07:02:48+00:00"
 IMAGES = Place(frozenset({"images", "ceph:images"}))
@@ -53,7 +53,7 @@ def test_pages_are_the_whole_listing_however_they_are_read(
 ) -> None:
     keys = sorted(keys)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_documents, "_CHUNK", chunk)
+        patch.setattr(listing, "_CHUNK", chunk)
         assert listed(text_of(pages(keys, size), indent)) == keys
         whole = {"Contents": list(map(an_object, keys)), "RequestCharged": None}
         assert listed(text_of([whole], indent), STATED) == keys

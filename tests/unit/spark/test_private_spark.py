@@ -16,7 +16,7 @@ USES = {
     # Register the driver of a JDBC catalog, read the summary of a snapshot, and commit on a known one.
     "iceberg.py": {"_jvm", "_jsparkSession"},
     "listings/inventory.py": {"_jvm"},  # the time zone in which this JVM reads ORC
-    "listings/metadata_table.py": {"_jvm", "_jsparkSession"},  # the snapshot of a table, and its operation
+    "listings/source_inventory.py": {"_jvm", "_jsparkSession"},  # the snapshot of a table, and its operation
     "progress.py": {"_jsc"},  # the records that a stage has written so far
     # Start the JVM so that its output is kept, and end it, so that it writes its archive; whether this process has one.
     "session.py": {"_gateway", "_jvm", "_lock", "_ensure_initialized"},
