@@ -3,8 +3,7 @@
 from app.api import Refused
 from app.cli_common import describe_errors
 from app.config.errors import BadSettings, Problem
-from app.supervisor.embedded_broker import RedisMissing
-from app.supervisor.start import CannotStart
+from app.supervisor.start import CannotStart, RedisMissing
 
 
 def describe_exception(error: Exception) -> str:

@@ -8,7 +8,7 @@ import redis
 from app.broker import POLICY
 from app.config.settings import Settings
 from app.socket_watchdog import limited_connection
-from app.supervisor.embedded_broker import SAMPLE_DB, SAMPLE_KEEPS, SAMPLE_KEY
+from app.supervisor.start import SAMPLE_DB, SAMPLE_KEEPS, SAMPLE_KEY
 
 
 class RedisNotResponding(Exception):

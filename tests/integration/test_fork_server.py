@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no for
 COMMON = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from app.supervisor.children import WORKERS, Child
+from app.supervisor.supervisor import WORKERS, Child
 from app.supervisor.fork_server import ForkServer
 from app.supervisor.supervisor import Supervisor
 

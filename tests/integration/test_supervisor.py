@@ -17,8 +17,7 @@ import pytest
 
 from app import logs
 from app.supervisor import guard, supervisor
-from app.supervisor.children import API, BEAT, BROKER, FLOWER, WORKERS, Child
-from app.supervisor.supervisor import Log, Supervisor, back_off
+from app.supervisor.supervisor import API, BEAT, BROKER, FLOWER, WORKERS, Child, Log, Supervisor, back_off
 from tests.services import reaper
 
 # Writes its name when it starts and when it is asked to end, to a file that all share.
@@ -144,7 +143,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         from pathlib import Path
         from app.supervisor.supervisor import Supervisor
         from tests.integration.test_supervisor import servant
-        from app.supervisor.children import API, WORKERS
+        from app.supervisor.supervisor import API, WORKERS
         class Told(Supervisor):
             def _notify_guard(self, sign, pid):
                 super()._notify_guard(sign, pid)

@@ -14,7 +14,7 @@ import amqp
 import psutil
 import redis as redis_py
 
-from app.supervisor.embedded_broker import redis_server
+from app.supervisor.start import redis_server
 from tests import provision
 from tests.services.certificates import certificates
 from tests.services.server_process import (

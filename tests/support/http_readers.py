@@ -7,7 +7,7 @@ import pytest
 from app.api_answer import problem_of
 from app.cli.frontend_metrics import fetch
 from app.cli_common.api_session import ApiSession
-from app.cli_common.completion import complete_target
+from app.cli_common.param_types import complete_target
 from app.config.settings import Settings
 from app.config.target_settings import load
 from app.console.openid_provider import Provider

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.cli.commands import audit, events, status
-from app.cli_common import layout
-from app.cli_common.layout import Column, lay_out, text_width, wrap
-from app.cli_common.output import Columns, Output, terminal_width
+from app.cli.commands import events, service
+from app.cli_common import output
+from app.cli_common.output import Column, Columns, Output, lay_out, terminal_width, text_width, wrap
 from app.resources.dead_letter import DeadLetter
 from app.resources.reconciliation import Finding, Reconciliation
 from app.resources.replay import Replay
@@ -45,7 +44,8 @@ ROW: Mapping[str, Any] = {
     "scopes": ["read", "admin"], "buckets": ["b" * 63] * 3, "targets": [ARN, ARN], "frontend": "minio",
 }  # fmt: skip
 LISTS: Mapping[str, Columns] = {
-    "status": status.COLUMNS, "event history": events.COLUMNS, "audit": audit.COLUMNS, "target ls": Target.columns,
+    "status": service.STATUS_COLUMNS, "event history": events.COLUMNS, "audit": service.AUDIT_COLUMNS,
+    "target ls": Target.columns,
     "rule ls": Rule.columns, "dead-letter ls": DeadLetter.columns, "retry ls": Retry.columns,
     "replay --list": Replay.columns, "reconcile ls": Reconciliation.columns, "findings": Finding.columns,
     "token ls": Token.columns,
@@ -74,7 +74,7 @@ def test_cells_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     unavailable = Member(ROW | {"history": [], "attempts": 0})
     assert "waits for the target" in " ".join(printed(Retry.columns, capsys, unavailable))
     created = Member(ROW | {"details": {"scopes": "read", "expires_at": 1_796_004_793_328}})
-    assert "expires_at 2026-11-30T02:13:13.328Z" in " ".join(printed(audit.COLUMNS, capsys, created))
+    assert "expires_at 2026-11-30T02:13:13.328Z" in " ".join(printed(service.AUDIT_COLUMNS, capsys, created))
     waits = Member(ROW | {"problem": "", "note": "no Spark worker is there"})
     assert "no Spark worker is there" in " ".join(printed(Reconciliation.columns, capsys, waits))
 
@@ -138,7 +138,7 @@ def test_status_of_targets_with_waiting_events_is_a_table_of_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     events = dict.fromkeys(COUNTERS, 1_234_567) | {"superseded": 0, "purged": 0}
     target = Member(ROW | {"name": name, "arn": f"postgresql:{name}", "events": events})
-    Output().rows([target, target], status.COLUMNS, dispensable=status.DISPENSABLE)
+    Output().rows([target, target], service.STATUS_COLUMNS, dispensable=service.DISPENSABLE)
     shown, said = capsys.readouterr()
     assert (shown.count("\n\n") == 0) is bool(omitted), "where not even that makes a table, nothing is left out"
     assert max(map(len, shown.splitlines())) <= 80
@@ -166,6 +166,6 @@ def test_a_long_word_is_broken_after_a_separator_and_one_without_where_it_must()
 
 
 def test_lines_that_hang_begin_below_the_first() -> None:
-    assert layout.hang("  ok  ", "all is well and so is it here", 34) == [
+    assert output.hang("  ok  ", "all is well and so is it here", 34) == [
         "  ok  all is well and so is it", "      here",
     ]  # fmt: skip

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from app import telemetry
 from app.events.parsing import Message, ReadMessage
-from app.telemetry.otlp import reports
+from app.telemetry.otlp import records
 from app.telemetry.otlp.metrics import metrics_data
 from app.telemetry.otlp.records import (
     LogRecords,
@@ -293,7 +293,7 @@ def test_a_line_is_exported_with_its_members_and_trace_whatever_it_says() -> Non
         extra = {"target": "arn", "duration": 0.5, "odd": [HOSTILE], "none": None, "traceparent": PARENT}
         logger.warning("it says %s", HOSTILE, exc_info=True, extra=extra)
     handler.emit(logging.makeLogRecord({"name": "bucketwire.telemetry", "msg": "its own"}))
-    reports.SdkLog().watched(lambda: logger.warning("an export's own") is None, reports.Report("logs"))
+    records.SdkLog().watched(lambda: logger.warning("an export's own") is None, records.Report("logs"))
     handler.emit(logging.makeLogRecord({"name": "x", "msg": "%d", "args": ("not a number",)}))
     [record] = encode_logs(exporter.get_finished_logs()).resource_logs[0].scope_logs[0].log_records
     assert record.body.string_value.startswith("it says a?bx")
@@ -328,8 +328,8 @@ def test_a_collector_that_is_away_costs_a_line_when_it_goes_and_one_when_it_retu
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
-    report = reports.Report("traces", "http://collector/?key=s3cr3t", lambda: now[0])
-    sdk = reports.SdkLog()
+    report = records.Report("traces", "http://collector/?key=s3cr3t", lambda: now[0])
+    sdk = records.SdkLog()
     sdk.install({"Span": report})
     caplog.set_level(logging.INFO, "bucketwire.telemetry")
     logger = logging.getLogger("opentelemetry.x")

@@ -9,8 +9,7 @@ from typing import IO, Any
 import click
 import orjson
 
-from app.cli.client import target_path
-from app.cli.context import CommandContext, with_api
+from app.cli.context import CommandContext, target_path, with_api
 from app.cli.groups import Group
 from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context

@@ -9,8 +9,7 @@ import click
 
 from app.cli.errors import describe_exception
 from app.cli_common.context import ServiceContext, pass_context
-from app.cli_common.layout import hang, text_width
-from app.cli_common.output import mending_command, printable, terminal_width
+from app.cli_common.output import hang, mending_command, printable, terminal_width, text_width
 from app.config.fields.addresses import hide_typed_secret
 from app.doctor import Finding
 from app.doctor.checks import CHECKS, Check, run_checks

@@ -5,9 +5,8 @@ from typing import Any
 import click
 import orjson
 
-from app.cli.client import Client, event_path
 from app.cli.commands.rules import event_option, names, rule
-from app.cli.context import CommandContext, with_api
+from app.cli.context import Client, CommandContext, event_path, with_api
 from app.cli.groups import Group
 from app.cli_common.output import Columns, columns, print_exchange, printable
 from app.cli_common.param_types import TARGET, TIME

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from app.cli.commands.apply import format_rule
+from app.cli.commands.declaration import format_rule
 from app.cli.context import CommandContext, with_api
 from app.cli.groups import Group
 from app.cli_common import CommandError

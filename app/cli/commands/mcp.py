@@ -13,8 +13,7 @@ import click
 import orjson
 
 from app.api import Refused
-from app.cli.client import Client, event_path
-from app.cli.context import CommandContext, with_api
+from app.cli.context import Client, CommandContext, event_path, with_api
 from app.cli_common import CommandError
 
 _PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # the newest first

@@ -5,13 +5,11 @@ from typing import Any, TypeVar
 
 import click
 
-from app.cli.client import Client, target_path
-from app.cli.context import CommandContext, with_api
+from app.cli.context import Client, CommandContext, target_path, with_api
 from app.cli.groups import McGroup
 from app.cli_common import CommandError
-from app.cli_common.completion import complete_event, complete_events
 from app.cli_common.output import Columns
-from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
+from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, complete_event, complete_events, split_words
 from app.config.arn import TargetId
 from app.config.errors import nearest_name
 from app.events.names import EVERY, SHORTHANDS, shorthand

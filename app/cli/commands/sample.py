@@ -7,7 +7,7 @@ from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
 from app.outbox.targets import UnknownTarget
 from app.supervisor import embedded_redis
-from app.supervisor.embedded_broker import SAMPLE
+from app.supervisor.start import SAMPLE
 
 
 @click.command()

@@ -3,10 +3,9 @@
 import click
 
 from app.api import Refused
-from app.cli.client import target_name, target_path
 from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
-from app.cli.context import CommandContext, with_api
+from app.cli.context import CommandContext, target_name, target_path, with_api
 from app.cli.groups import Group
 from app.cli.pausing import add_pausing
 from app.cli_common import CommandError

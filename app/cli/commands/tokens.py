@@ -2,11 +2,9 @@
 
 import click
 
-from app.cli.client import named_path
-from app.cli.context import CommandContext, with_api
+from app.cli.context import CommandContext, named_path, with_api
 from app.cli.groups import Group
-from app.cli_common.completion import complete_scopes
-from app.cli_common.param_types import TARGET, split_words
+from app.cli_common.param_types import TARGET, complete_scopes, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.events.frontends import S3_FRONTENDS

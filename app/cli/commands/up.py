@@ -27,10 +27,9 @@ from app.outbox.schema.migration import migrate
 from app.outbox.sources.stored import any_by_spark, any_source
 from app.outbox.tokens import check_listen
 from app.supervisor import embedded_redis, start
-from app.supervisor.children import broker, puller, reconciler, service
-from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.fork_server import ForkServer
-from app.supervisor.supervisor import Supervisor
+from app.supervisor.start import SAMPLE
+from app.supervisor.supervisor import Supervisor, broker, puller, reconciler, service
 
 _EXAMPLE = Path(__file__).parents[3] / "examples" / "event.json"  # in a checkout; a wheel does not contain it
 _INLINE_EXAMPLE = (

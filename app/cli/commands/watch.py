@@ -7,10 +7,9 @@ import click
 import orjson
 
 from app.cli.commands.rules import names
-from app.cli_common.completion import complete_events
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable
-from app.cli_common.param_types import TIME
+from app.cli_common.param_types import TIME, complete_events
 from app.config.arn import TargetId
 from app.events.names import EVERY
 from app.outbox.log.reading import LogReader

@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from prometheus_client import Metric
 
 from app.telemetry.otlp.metrics import MetricSender, metrics_data, one_at_a_time
-from app.telemetry.otlp.records import LogRecords, OtelTracing, with_ids
-from app.telemetry.otlp.reports import Report, SdkLog
+from app.telemetry.otlp.records import LogRecords, OtelTracing, Report, SdkLog, with_ids
 from app.telemetry.switch import Signals, endpoint
 
 _NAME = "bucketwire"

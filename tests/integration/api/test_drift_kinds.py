@@ -27,7 +27,7 @@ from click.testing import CliRunner
 
 from app.server.application import create_app
 from app.cli import bucketwire
-from app.cli.commands.reconciliations import reconcile
+from app.cli.commands.mirrors import reconcile
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables

@@ -18,7 +18,7 @@ from tests.integration.cli.conftest import Cli
 from tests.support.service_processes import BUCKETWIRE
 
 # These become another program, which in this process would be the end of the tests.
-JOBS = {name for name, command in COMMANDS.items() if command.module == "spark"}
+JOBS = {"backfill", "scan", "tables"}
 
 
 def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:

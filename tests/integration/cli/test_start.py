@@ -12,8 +12,7 @@ import pytest
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
-from app.supervisor.embedded_broker import SAMPLE
-from app.supervisor.start import CannotStart, add_sample, check_address, lock_folder, remembered_port
+from app.supervisor.start import SAMPLE, CannotStart, add_sample, check_address, lock_folder, remembered_port
 from tests import services
 from tests.support.builders import add_target, migrated, registry
 

@@ -20,7 +20,8 @@ from app.cli.commands.up import _Service as Started
 from app.cli.commands.up import greeting
 from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
-from app.supervisor.embedded_broker import (
+from app.supervisor.embedded_redis import answers, trim_sample
+from app.supervisor.start import (
     SAMPLE_DB,
     SAMPLE_KEEPS,
     SAMPLE_KEY,
@@ -28,7 +29,6 @@ from app.supervisor.embedded_broker import (
     redis_command,
     redis_server,
 )
-from app.supervisor.embedded_redis import answers, trim_sample
 from tests import services
 from tests.services import forking, until
 from tests.support.builders import migrated

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from gunicorn.workers.gthread import ThreadWorker
 
-from app.server import client_socket, gunicorn_worker
-from app.server.client_socket import ClientSocket, Slots
-from app.server.gunicorn_worker import Worker
+from app.server import gunicorn_worker
+from app.server.gunicorn_worker import ClientSocket, Slots, Worker
 from tests.services import until
 
 
@@ -166,7 +165,7 @@ def test_what_may_take_long_is_a_read_and_no_query_makes_it_a_stream(
 def test_a_client_that_sends_and_reads_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    monkeypatch.setattr(client_socket, "_PATIENCE", 0.01)
+    monkeypatch.setattr(gunicorn_worker, "_PATIENCE", 0.01)
     slots = Slots(1, 1, 1)
     with slots:
         server = ClientSocket(ends[1], slots)
@@ -182,7 +181,7 @@ def test_a_client_that_sends_and_reads_nothing_is_given_up(
 def test_of_unfinished_requests_that_hold_too_much_memory_the_largest_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_socket, "_MAX_HELD_BYTES", 10)
+    monkeypatch.setattr(gunicorn_worker, "_MAX_HELD_BYTES", 10)
     slots = Slots(2, 1, 9)
     pairs = [socket.socketpair() for _ in range(2)]
     servers = [ClientSocket(pair[1], slots) for pair in pairs]
