@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from app.api_answer import READY, problem_of
+from app.asked_servers import READY, problem_of
 from app.config.networks import is_loopback
 from app.doctor import Finding
 from app.logs import clause

@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import sqlalchemy as sa
 
-from app import asked_certificate
-from app.api_answer import problem_of
+from app import asked_servers
+from app.asked_servers import problem_of
 from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
@@ -155,7 +155,7 @@ def reachable_host(settings: Settings) -> str:
 class _Server(NamedTuple):
     of: str
     address: HostPort
-    ask: Callable[[str, int], Validity] = asked_certificate.ask
+    ask: Callable[[str, int], Validity] = asked_servers.ask_certificate
 
 
 class MetCertificates:
@@ -195,10 +195,10 @@ class MetCertificates:
 def _servers(settings: Settings) -> Iterator[_Server]:
     database = sa.make_url(settings.database_url)
     if database.host and database.get_backend_name() == "postgresql" and "verify" in str(database.query.get("sslmode")):
-        ask = partial(asked_certificate.ask, begin=asked_certificate.begin_postgresql)
+        ask = partial(asked_servers.ask_certificate, begin=asked_servers.begin_postgresql)
         yield _Server("database", HostPort(database.host, database.port or 5432), ask)
     if database.host and database.get_backend_name() in ("mysql", "mariadb") and "ssl_ca" in database.query:
-        ask = partial(asked_certificate.ask, begin=asked_certificate.begin_mysql)
+        ask = partial(asked_servers.ask_certificate, begin=asked_servers.begin_mysql)
         yield _Server("database", HostPort(database.host, database.port or 3306), ask)
     broker = urlsplit(settings.broker_url)
     if broker.scheme in _BROKER_PORTS and broker.hostname:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app import asked_certificate
+from app import asked_servers
 from app.config.settings import Settings
 from app.config.tls import Validity, validities_of_file
 from app.outbox.processes import MetCertificate
@@ -70,9 +70,9 @@ def test_one_that_cannot_be_asked_stays_as_it_was_seen(certificates: services.Ce
     assert asked.all() == [seen]
 
 
-@pytest.mark.parametrize("begin", [None, asked_certificate.begin_postgresql, asked_certificate.begin_mysql])
+@pytest.mark.parametrize("begin", [None, asked_servers.begin_postgresql, asked_servers.begin_mysql])
 def test_a_server_that_sends_a_byte_now_and_then_is_given_up(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.asked_certificate._SECONDS", 0.5)
+    monkeypatch.setattr("app.asked_servers._CERTIFICATE_SECONDS", 0.5)
     ended = threading.Event()
 
     def trickle() -> None:
@@ -80,7 +80,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(begin: Any, monkeyp
         with client:
             while not ended.wait(0.1):
                 try:
-                    client.sendall({None: b"\x16", asked_certificate.begin_postgresql: b"S"}.get(begin, b"\x10"))
+                    client.sendall({None: b"\x16", asked_servers.begin_postgresql: b"S"}.get(begin, b"\x10"))
                 except OSError:
                     return
 
@@ -89,8 +89,8 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(begin: Any, monkeyp
         thread.start()
         began = time.monotonic()
         try:
-            with pytest.raises((OSError, asked_certificate.NoCertificate)):
-                asked_certificate.ask(*server.getsockname(), **({"begin": begin} if begin else {}))
+            with pytest.raises((OSError, asked_servers.NoCertificate)):
+                asked_servers.ask_certificate(*server.getsockname(), **({"begin": begin} if begin else {}))
             assert time.monotonic() - began < 60
         finally:
             ended.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.api_answer import problem_of
+from app.asked_servers import problem_of
 from app.cli.frontend_metrics import fetch
 from app.cli_common.api_session import ApiSession
 from app.cli_common.param_types import complete_target

@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from app import asked_certificate
+from app import asked_servers
 from app.config.sources.base import SourceSettings
 from app.config.sources.bucket import BucketSourceSettings
 from app.listings.comparison import Part, Replacement, compared
@@ -159,7 +159,7 @@ class Watcher(SourceThread):
         endpoint, stored = urlsplit(settings.endpoint), self.lease.stored
         if endpoint.scheme == "https" and endpoint.hostname:
             with contextlib.suppress(Exception):  # the listing has succeeded, and is what matters
-                valid = asked_certificate.ask(endpoint.hostname, endpoint.port or 443)
+                valid = asked_servers.ask_certificate(endpoint.hostname, endpoint.port or 443)
                 seen = {endpoint.hostname: valid}
                 record_of_source(self._outbox.database, stored.row_id, stored.revision, seen, self._outbox.clock())
 

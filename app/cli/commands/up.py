@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from app import folders, logs
-from app.api_answer import problem_of
+from app.asked_servers import problem_of
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_schema, check_spark, say
 from app.cli_common import CommandError

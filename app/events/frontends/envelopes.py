@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
-from app.events.frontends import azure, clouds, eventbridge, gcs, seaweedfs
+from app.events.frontends import clouds, eventbridge, gcs, seaweedfs
 from app.events.frontends.frontend import (
     EventGridValidation,
     Frontend,
@@ -40,7 +40,7 @@ _SHAPES = (
 )
 # Senders of messages of their own, and how these are recognised.
 _OWN_FORMS = (
-    (azure.matches, azure.AZURE),
+    (clouds.is_azure, clouds.AZURE),
     (clouds.is_b2, clouds.B2),
     (clouds.is_r2, clouds.R2),
     (clouds.is_tigris, clouds.TIGRIS),

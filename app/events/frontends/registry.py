@@ -11,8 +11,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from app.events.errors import BadRecord
-from app.events.frontends import azure, eventbridge, gcs, seaweedfs
-from app.events.frontends.clouds import B2, B2_SOURCE, OCI, OCI_SOURCE, R2, R2_SOURCE, TIGRIS, TIGRIS_SOURCE
+from app.events.frontends import eventbridge, gcs, seaweedfs
+from app.events.frontends.clouds import (
+    AZURE,
+    AZURE_SOURCE,
+    B2,
+    B2_SOURCE,
+    OCI,
+    OCI_SOURCE,
+    R2,
+    R2_SOURCE,
+    TIGRIS,
+    TIGRIS_SOURCE,
+)
 from app.events.frontends.frontend import Frontend, as_sent, find, normalize_raw, optional_text, unordered
 from app.events.frontends.s3_records import (
     AWS,
@@ -65,7 +76,7 @@ S3_FRONTENDS: Mapping[str, Frontend] = {
 FRONTENDS: Mapping[str, Frontend] = dict(S3_FRONTENDS) | {
     frontend.name: frontend
     for frontend in (
-        eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, gcs.GCS, azure.AZURE, B2, R2, TIGRIS, OCI,
+        eventbridge.EVENTBRIDGE, seaweedfs.SEAWEEDFS, gcs.GCS, AZURE, B2, R2, TIGRIS, OCI,
     )
 }  # fmt: skip
 # Records that a MinIO-like service has passed on: in its envelope they have MinIO's form, whichever frontend sent them.
@@ -84,7 +95,7 @@ _BY_SOURCE = {
     # Of messages of their own, these records are what Bucketwire has made.
     seaweedfs.SOURCE: RELAYED["seaweedfs"],
     gcs.SOURCE: RELAYED["gcs"],
-    azure.SOURCE: RELAYED["azure"],
+    AZURE_SOURCE: RELAYED["azure"],
     B2_SOURCE: RELAYED["b2"],
     R2_SOURCE: RELAYED["r2"],
     TIGRIS_SOURCE: RELAYED["tigris"],

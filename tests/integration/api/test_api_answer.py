@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.api_answer import READY, problem_of
+from app.asked_servers import READY, problem_of
 from app.outbox.engine.database import Database
 from tests import services
 from tests.integration.api.conftest import Start, url_of

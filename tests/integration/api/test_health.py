@@ -7,7 +7,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.api_answer import READY, problem_of
+from app.asked_servers import READY, problem_of
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.availability import open_breaker

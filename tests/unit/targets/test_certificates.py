@@ -158,7 +158,7 @@ def test_a_certificate_that_ends_soon_is_looked_at_once_a_day_also_in_vain(monke
 def test_of_a_server_that_does_not_tell_its_certificate_the_authority_is_noted(
     answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.asked_certificate._SECONDS", 0.2)
+    monkeypatch.setattr("app.asked_servers._CERTIFICATE_SECONDS", 0.2)
     authority, _ = certificate_with(LATIN_1_URI, tmp_path)
     dsn = f"host=127.0.0.1 user=me dbname=d sslmode=verify-full sslrootcert={authority}"
     settings: Any = Settings()

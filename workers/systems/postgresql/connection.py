@@ -12,7 +12,7 @@ from operator import attrgetter
 import psycopg2
 from psycopg2 import extensions
 
-from app import asked_certificate
+from app import asked_servers
 from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings, explicit
@@ -144,4 +144,4 @@ def _ask(connection: extensions.connection, seen: SeenCertificates) -> None:
     with socket.socket(fileno=socket.dup(connection.fileno())) as first:
         address, port = first.getpeername()[:2]
     name = connection.info.host
-    seen.note(name, asked_certificate.ask(address, port, name=name, begin=asked_certificate.begin_postgresql))
+    seen.note(name, asked_servers.ask_certificate(address, port, name=name, begin=asked_servers.begin_postgresql))
