@@ -15,8 +15,8 @@ format an object's second event waits for the answer to its first.
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
 | 403, 404 and the like for an index of a template           | Failed                                           |
 | 400: a field name, depth, a term too long; other 4xx       | Rejected, with the server's reason               |
-| 2xx and `noop`: a pipeline drops the document              | as `workers.targets.batch` decides              |
-| other 400: mapping, parsing, pipelines, limits             | as `workers.targets.batch` decides              |
+| 2xx and `noop`: a pipeline drops the document              | as `workers.targets.batch.resolve` decides       |
+| other 400: mapping, parsing, pipelines, limits             | as `workers.targets.batch.resolve` decides       |
 | other 5xx                                                  | Failed                                           |
 | to the request: 400 or 413                                 | sent again in halves; as above for a single one  |
 | to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
@@ -34,9 +34,8 @@ import orjson
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.model import Event
 from workers.delivery.outcomes import NOT_ATTEMPTED, Outcome, Unavailable
-from workers.systems.elasticsearch.bulk import Bulk, Operation
+from workers.systems.elasticsearch.bulk import Bulk, Mirror, Operation
 from workers.systems.elasticsearch.cluster import Cluster
-from workers.systems.elasticsearch.mirror import Mirror
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.targets.batch import NOWHERE, Batch, places

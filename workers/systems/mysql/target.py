@@ -8,7 +8,7 @@ these: a statement that arrives late is rolled back, and a late COMMIT still hol
 writes come after it. If the server refuses the data of a
 batch, the batch is tried again in halves between savepoints, until the event at fault is alone and is rejected with the
 server's message. A refusal by a rule of the table, which may be one that no event keeps, is decided by
-`workers.targets.batch`.
+`workers.targets.batch.resolve`.
 """
 
 import functools

@@ -9,7 +9,7 @@ batches of 500: INSERT from unnested arrays 22-38 thousand events per second, ag
 the access format 37-44, against 25-39 and 26-41.
 If PostgreSQL refuses the data of a batch, the batch is tried again in halves between savepoints, until the event at
 fault is alone and is rejected with the server's message. A refusal by a rule of the table, which may be one that no
-event keeps, is decided by `workers.targets.batch`.
+event keeps, is decided by `workers.targets.batch.resolve`.
 """
 
 import contextlib
