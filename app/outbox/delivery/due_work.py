@@ -136,11 +136,20 @@ class DueTarget:
     limited: bool
     abandoned: frozenset[int]
 
+    @property
+    def alone(self) -> list[int]:
+        """The partitions that are claimed alone.
+
+        These are busy ones, so that workers share them, and abandoned ones: an event that kills each worker which tries
+        it, such as one that the system then has no memory for, must not keep others from being delivered.
+        """
+        return [due.partition for due in self.partitions if due.busy or due.partition in self.abandoned]
+
     def groups(self) -> list[list[int]]:
-        """Return the partitions as they are claimed: busy ones alone, so that workers share them; others together."""
-        quiet = [due.partition for due in self.partitions if not due.busy]
-        together = [list(some) for some in chunks(quiet, DUE_WORK.max_quiet_partitions)]
-        return [[due.partition] for due in self.partitions if due.busy] + together
+        """Return the partitions as they are claimed: some alone, the others together."""
+        alone = self.alone
+        quiet = (due.partition for due in self.partitions if due.partition not in alone)
+        return [[partition] for partition in alone] + list(chunks(quiet, DUE_WORK.max_quiet_partitions))
 
     @property
     def wake_ups(self) -> int:

@@ -140,9 +140,9 @@ class Leases:
         """Lease some of a target's partitions that have due work; return None if none has, or if it is unavailable.
 
         `row_id` identifies the target that the worker has read: one created since with the same name has another id.
-        A busy partition is leased alone, the others together; while the circuit breaker is open, one partition for all
-        workers. What is left is for another worker: `Lease.leaves_work`. `with_free` also leases the target's free
-        partitions without due work, if none is busy.
+        A busy or abandoned partition is leased alone, the others together; while the circuit breaker is open, one
+        partition for all workers. What is left is for another worker: `Lease.leaves_work`. `with_free` also leases the
+        target's free partitions without due work, if no other is leased alone.
         """
         with self._database.reading() as connection:
             due = due_of_target(connection, row_id, now)
@@ -155,7 +155,7 @@ class Leases:
         if due.probe_at is not None:
             return self._claim_probe(due, token, now)
         groups = due.groups()
-        if with_free and not any(partition.busy for partition in due.partitions):
+        if with_free and not due.alone:
             others = [place for place in due.free if place not in groups[0]]
             groups = [[*groups[0], *others][: DUE_WORK.max_quiet_partitions]]
         self._rng.shuffle(groups)

@@ -111,6 +111,27 @@ def test_busy_partitions_are_shared_among_workers_and_quiet_ones_go_together(
     assert sorted(map(sorted, claimed)) == sorted([*([place] for place in busy), sorted(quiet)])
 
 
+def test_a_partition_whose_worker_was_killed_is_leased_alone_until_one_gets_through(
+    database: Database, leases: Leases, work: DueWork
+) -> None:
+    """Or an event that kills each worker would keep those of other partitions from being delivered."""
+    add_target(database)
+    _record(database)
+    now = now_ms()
+    [due] = work.find(now)
+    assert leases.claim(due.row_id, [0, 1], "killed", now) is not None
+    now += 10_001
+    [due] = work.find(now)
+    claimed = [leases.claim_due(due.row_id, f"worker {number}", now, with_free=True) for number in range(4)]
+    assert due.wake_ups == 3
+    assert sorted(sorted(lease.positions) for lease in claimed if lease is not None) == [[0], [1], [2, 3]]
+    for lease in claimed:
+        if lease is not None:
+            leases.release(lease)
+    [due] = work.find(now)
+    assert due.groups() == [[0, 1, 2, 3]], "each was released by its holder"
+
+
 def test_of_very_many_partitions_the_rest_is_left_for_the_next_wakeup(
     database: Database, leases: Leases, work: DueWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
