@@ -51,7 +51,8 @@ from app.outbox.column_values import NEVER, REVOKED, WHOLE_LOG, clean_reason
 from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_parked_nor_dead
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log_head import LogHead
@@ -79,9 +80,9 @@ def try_all_now(database: Database, target_id: int) -> None:
     They waited for a target that was resumed or changed meanwhile. Those of the next 15 minutes, the longest wait that
     a remote may ask for: a longer one is a back-off that the target's settings ask for.
     """
-    before = now_ms() + FUTURE_TIMES.max_retry_after_ms
-    later = (_P.target_id == target_id, _P.not_before > 0, _P.not_before <= before)
     with database.reading() as connection:
+        before = database_now(connection) + FUTURE_TIMES.max_retry_after_ms
+        later = (_P.target_id == target_id, _P.not_before > 0, _P.not_before <= before)
         partitions = connection.execute(sa.select(_P.partition).where(*later).distinct()).scalars().all()
     for partition in sorted(partitions):
         while _try_some_now(database, target_id, partition, before) == _MAX_DUE:

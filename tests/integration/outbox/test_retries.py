@@ -157,3 +157,19 @@ def test_a_worker_that_is_sending_what_is_given_up_settles_nothing(database: Dat
         courier.store.settle(lease, settlement, now_ms())
     assert counters(database, courier.target) == (0, 1, 0)
     assert_counters_balance(database)
+
+
+def test_a_resumed_target_s_events_are_tried_at_once_whatever_the_clock_of_the_host(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their times are the database's; with those of a host that is an hour behind none of them seemed to be due."""
+    if database.dialect == "sqlite":
+        pytest.skip("SQLite has no other clock than the host's")
+    courier = failing(database, 3)
+    assert all(due > 0 for due in due_times(database).values())
+    before = now_ms()
+    for module in ("app.outbox.delivery.transitions", "app.outbox.engine.clock"):
+        monkeypatch.setattr(f"{module}.now_ms", lambda: before - 3_600_000, raising=False)
+    registry(database).pause(courier.target, "")
+    registry(database).resume(courier.target)
+    assert set(due_times(database).values()) == {0}
