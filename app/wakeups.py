@@ -1,7 +1,7 @@
 """Wake the drain and the workers as soon as work is due, so that nothing need look for work many times a second.
 
-A wake-up is a message of Celery's task `drain` or `deliver`. It promises nothing: if it is lost, beat's next drain
-finds the work.
+A wake-up is a message of Celery's task `drain` or `deliver`. It promises nothing: if it is lost, the next drain
+finds the work. That is beat's, or one that a drain has asked for, a second after it announced work.
 """
 
 import logging

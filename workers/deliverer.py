@@ -180,6 +180,7 @@ class Deliverer:
         try:
             summary = partitions.work_off(lambda: not guard.has_time(), wait)
         except (LeaseLost, LeaseExpired):
+            # Also for a log: it gets the newest event of each object once more, so that it ends with that one.
             self._held.redeliveries.add(lease, target.name, partitions.unsettled())
             raise
         except DatabaseUnavailable:

@@ -333,7 +333,11 @@ class Drain:
         """Publish the wake-ups that are missing where work is due, or a target is to be opened.
 
         `queued` returns how many messages wait in a target's queue. Return how many wake-ups were published, 0 while
-        the database is unavailable. When a retry or a probe is due, the drain is woken again.
+        the database is unavailable. The drain is woken again when a retry or a probe is due or a lease expires, and a
+        second after work was announced, as its wake-ups may have been lost.
+
+        Drains that run at the same moment may each publish all that are missing. A worker that is woken in vain claims
+        nothing.
         """
         began = time.time_ns()
         try:

@@ -140,6 +140,10 @@ class ProcessStates:
 
         It may not if it is the last one that serves nothing, another group has work, and this group is served already,
         is slow, or is unknown soon after another one was found slow. A bounded group has half of the pool at most.
+
+        A process that is suspended or hangs still counts as serving its group, after its lease has expired, too: in a
+        pool of two that group waits until no other had work for `_LATELY_SECONDS`, or the time limit of its task is
+        over and it is killed.
         """
         may = self._serve(share or Share(target_id))
         try:

@@ -250,7 +250,9 @@ class AttemptRecordPolicy(NamedTuple):
 class FailingPolicy(NamedTuple):
     """When a target counts as failing."""
 
-    min_attempts: int = 5  # that failed without a success: one bad event alone makes fewer in its first seconds
+    # That failed without a success: one bad event alone makes fewer in its first seconds. By the default back-off it
+    # makes so many in about 8 s; if no other event is delivered by then, the target counts as failing for it.
+    min_attempts: int = 5
     max_reasons: int = 100  # targets whose last reason is looked up, one query each
 
 

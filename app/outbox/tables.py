@@ -50,6 +50,7 @@ log_tail = sa.Table(
 targets = sa.Table(
     "targets",
     metadata,
+    # Never given to another target, once it is removed: on SQLite by AUTOINCREMENT, which the migration sets.
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("type", sa.String(32), nullable=False),
     sa.Column("name", sa.String(64), nullable=False),

@@ -2,6 +2,9 @@
 
 A process that was suspended (SIGSTOP, a paused virtual machine, a swapped-out host) for longer than its lease continues
 as if nothing had happened, and would overwrite newer events that another worker has written meanwhile with older ones.
+A lease is renewed each third of its time, and by each settlement: another worker may claim it after two thirds of the
+time, or all of it, since the process was suspended. Whether one in the same pool does depends on its other targets
+(`ProcessStates.serving`).
 
 A lease costs two messages of the broker, a task of Celery and several statements, and reading the log's head one. So a
 target that gets a few events now and then is served sooner and at a fraction of the cost by a worker that keeps its

@@ -128,7 +128,9 @@ class PartitionWorker:
         It can request no redelivery itself. Before the first batch, or nobody would know of it after another kill.
         """
         abandoned = self._lease.abandoned
-        if abandoned and self._target.policy is not Policy.LOG:  # a log has no state that could get old
+        # A log has no state that could get old. Only a holder that still runs has it end with the newest event, as that
+        # one knows what it may have sent late (`Deliverer`).
+        if abandoned and self._target.policy is not Policy.LOG:
             limit, now = max(self._target.sizer.limit, retry.MAX_SAMPLED_OBJECTS), self._clock()
             written = reader.objects_in_flight(abandoned, now, limit)
             self._request_redelivery(written, now + REDELIVERY.latest_arrival_ms)
@@ -148,7 +150,8 @@ class PartitionWorker:
         """Deliver one batch of each kind of due work; return whether there was any.
 
         The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
-        them is unavailable.
+        them is unavailable. Without a rate limit parked events come first, so nothing else of the lease is delivered if
+        each process is killed that sends one of them.
         """
         kinds = [self._deliver_parked, self._deliver_replays, self._deliver_log]
         sizer, limit = self._target.sizer, self._limit

@@ -7,6 +7,9 @@ one partition probes the target:
 
 closed ──unavailable──> open ──resume_at passed──> one partition probes ──delivered──> closed
                          ^                                   └──unavailable──> open, longer
+
+An attempt counts once its batch is settled. A process that is killed before that counts none, however often it happens:
+its events stay as they are, and are due again when its lease expires. Neither `max_attempts` nor `max_age` ends that.
 """
 
 from dataclasses import dataclass

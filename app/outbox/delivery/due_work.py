@@ -109,7 +109,8 @@ def read_refusals(
 class DuePartition:
     """A free partition of a target that has due work.
 
-    `state` is another one as soon as a worker has got on with the partition, or has tried to.
+    `state` is another one as soon as a worker has got on with the partition, or has tried to. `busy` says that many
+    events wait, or a replay, so that it is claimed alone; not that a worker has it: none has.
     """
 
     partition: int

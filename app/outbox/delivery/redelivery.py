@@ -5,7 +5,8 @@ one. When it detects that its lease is lost, it requests the redelivery of the o
 may also carry out a request without an answer after newer ones; the redelivery is due when it can no longer arrive. So
 may that of a worker that was killed: whoever claims its partitions requests that redelivery.
 The next holder of the partition's lease carries due redeliveries out before its first batch, when nothing is in flight:
-it parks the newest event of each object that is still valid, due at once, and counts it as recorded once more.
+it parks the newest event of each object that is still valid, due at once, and counts it as recorded once more. There is
+none if the object has no event that was settled after the one in question.
 """
 
 import logging
