@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from flask.testing import FlaskClient
 
 from app.config.settings import Settings
-from app.outbox import heartbeats
+from app.outbox import upkeep
 from app.outbox.engine.database import now_ms
 from app.server.application import create_app
 from bench import console_data as data
@@ -164,7 +164,7 @@ def main() -> None:
         url = options.database or stack.enter_context(LargePostgres().start()).create_database("outbox")
         database = migrated(url, data.PARTITIONS)
         filled = fill(database, options.millions)
-        heartbeats.record(database, heartbeats.DRAIN, now_ms())
+        upkeep.record_heartbeat(database, upkeep.DRAIN, now_ms())
         settings = {
             "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_BROKER_URL": broker.url,
             "BUCKETWIRE_DATA_DIR": str(services.new_folder("console")),

@@ -1,4 +1,4 @@
-"""Run migrations on the connection that `app.outbox.schema.migration` hands over; alembic's own CLI on the configured
+"""Run migrations on the connection that `app.outbox.migration` hands over; alembic's own CLI on the configured
 one.
 
 MySQL and MariaDB commit each change of the schema by itself. So that a migration that ended between two of them can be

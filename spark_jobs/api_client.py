@@ -16,7 +16,7 @@ from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken,
 from app.config.arn import TargetId
 from app.listings.limits import RepairLimits
 from app.quantities import count_noun
-from app.resources.drift import DRIFT_KINDS
+from app.resources.reconciliation import DRIFT_KINDS
 from spark_jobs.jobs.repair_events import is_removal, repair_event, request_body
 
 BATCH_SIZE = 500

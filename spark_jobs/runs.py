@@ -16,9 +16,8 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning
 from app.outbox.policies import FUTURE_TIMES
 from app.outbox.reconcile import runs as r
-from app.outbox.reconcile.runs import Progress, Reconciliations
+from app.outbox.reconcile.runs import Progress, Reconciliations, begin_tables, end_tables
 from app.outbox.reconcile.schedule import Schedule
-from app.outbox.reconcile.tables_runs import begin_tables, end_tables
 from spark_jobs.errors import root_cause
 
 LEASE_MS = FUTURE_TIMES.run_lease_ms  # a run whose lease is not renewed for so long is dead

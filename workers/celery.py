@@ -57,12 +57,12 @@ from app.config.fields.times import last_moment
 from app.config.settings import Settings
 from app.folders import remove
 from app.outbox import log_head, series
+from app.outbox.declared import enabled_targets
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import outbox_state
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import DRAIN, SOURCES, SPARK
-from app.outbox.targets import enabled_targets
 from workers import runtime, scheduled_jobs
 from workers.heartbeat import BeatHeartbeat, ServedTargets, WorkerHeartbeat, broker_state, readiness
 from workers.idle_processes import processes

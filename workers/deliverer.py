@@ -9,7 +9,7 @@ from random import Random
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
 from app.logs import printable
-from app.outbox.certificates import record_of_target
+from app.outbox.declared import OPENED, StoredTarget, UnknownTarget
 from app.outbox.delivery.availability import (
     begin_opening,
     close_breaker,
@@ -23,7 +23,7 @@ from app.outbox.delivery.transitions import try_all_now
 from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.db_errors import outbox_state
-from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
+from app.outbox.processes import record_certificates_of_target
 from workers.delivery.lease_term import EventWait, LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
@@ -199,7 +199,7 @@ class Deliverer:
         if ends := target.certificates.unrecorded():
             with contextlib.suppress(*DatabaseUnavailable):  # they are still unrecorded then
                 database, now = self._held.database, self._held.clock()
-                record_of_target(database, stored.row_id, stored.revision, ends, now)
+                record_certificates_of_target(database, stored.row_id, stored.revision, ends, now)
                 target.certificates.recorded(ends)
 
     def _is_unchanged(self, stored: StoredTarget, target: PooledTarget) -> bool:

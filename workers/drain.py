@@ -15,9 +15,10 @@ from app import telemetry
 from app.broker import POLICY, BrokerUnavailable, QueueRefused
 from app.config.arn import SourceId, TargetId
 from app.config.target_settings import BadSettings
-from app.outbox import audit, heartbeats, processes, refusals, series, upkeep
-from app.outbox.admin import attempts
+from app.outbox import audit, processes, refusals, series, upkeep
+from app.outbox.admin import event_states
 from app.outbox.column_values import NEVER
+from app.outbox.declared import UnknownTarget
 from app.outbox.delivery import availability
 from app.outbox.delivery.availability import targets_to_open
 from app.outbox.delivery.due_work import DueTarget, DueWork
@@ -28,11 +29,10 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import outbox_state
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.notices import NoticeRecorder
+from app.outbox.object_versions import UnusedProgress, drop_unused
 from app.outbox.policies import UPKEEP
 from app.outbox.reconcile.schedule import WaitingRun
-from app.outbox.targets import UnknownTarget
 from app.outbox.upkeep import DRAIN, NOTICES
-from app.outbox.versions.retention import UnusedProgress, drop_unused
 from workers.resources import Resources
 from workers.scheduled_jobs import listing_wake_ups as listings
 from workers.scheduled_jobs import run_wake_ups
@@ -176,7 +176,7 @@ class Upkeep:
 
     def _forget_attempts(self) -> None:
         with self._held.database.writing() as connection:
-            attempts.forget_removed(connection)
+            event_states.forget_attempts(connection)
 
     def _forget_rates(self) -> None:
         with self._held.database.writing() as connection:
@@ -184,7 +184,7 @@ class Upkeep:
 
     def _forget_processes(self) -> None:
         processes.forget_ended(self._held.database, self._held.clock())
-        heartbeats.forget_probes(self._held.database)
+        upkeep.forget_probes(self._held.database)
 
     def _forget_refusals(self) -> None:
         refusals.forget(self._held.database, self._held.clock())
@@ -378,7 +378,7 @@ class Drain:
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
             self._held.leases.check_epoch()
-            heartbeats.record(self._held.database, heartbeats.DRAIN, now)
+            upkeep.record_heartbeat(self._held.database, upkeep.DRAIN, now)
             published += self._wake_openers({target.target for target in due}, publish, queued)
         self._upkeep.continue_work()
         return published

@@ -22,13 +22,13 @@ from app.broker import BrokerState
 from app.config.arn import TargetId
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
-from app.outbox import heartbeats
+from app.outbox import upkeep
 from app.outbox.delivery.leases import new_token
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.heartbeats import Pause, read_beat_at
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import ALL_TARGETS, BEAT, Process, end_process, record_process
+from app.outbox.upkeep import Pause, read_beat_at
 from app.quantities import format_seconds
 from app.release import VERSION
 from workers.telemetry.metrics import BackgroundServer
@@ -158,7 +158,7 @@ class BeatHeartbeat:
                 worked_at = read_beat_at(connection)
                 began = database_now(connection) - int((now - works_since) * 1000)
             if worked_at is not None and began - worked_at > HEARTBEATS.silence_ms:
-                heartbeats.record_pause(database, Pause(worked_at, began))
+                upkeep.record_pause(database, Pause(worked_at, began))
                 pause = format_seconds((began - worked_at) / 1000)
                 log.warning("no beat did anything for %s; `bucketwire doctor` says what was missed", pause)
         self._beat = record_process(database, replace(self._beat, problem=problem), age=int((now - turned_at) * 1000))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.targets.base import MAX_LIMITED_SECONDS
+from app.outbox.declared import StoredTarget
 from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
-from app.outbox.targets import StoredTarget
 from app.outbox.tokens import read_target_owners
 
 _MAX_PROCESSES = 1023  # those beyond are not counted

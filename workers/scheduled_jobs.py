@@ -23,11 +23,9 @@ from app.events.buckets import is_bucket_name
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock, database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.reconcile.runs import INCREMENTAL, SCAN, STOPPED_EARLY
+from app.outbox.reconcile.runs import INCREMENTAL, SCAN, STOPPED_EARLY, fail_tables
 from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
-from app.outbox.reconcile.tables_runs import fail_tables
-from app.outbox.sources.leases import SourceLease, SourceLeases
-from app.outbox.sources.stored import StoredSource
+from app.outbox.sources.rows import SourceLease, SourceLeases, StoredSource
 
 log = logging.getLogger("bucketwire.worker")
 

@@ -28,9 +28,9 @@ from app.config.target_settings import BadSettings, load
 from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from app.events.own_events import make_test_events
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
 from app.outbox.registry import open_registry
-from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import create, link_local
 from workers.targets.base import Adapter, Target, TargetUnavailable

@@ -42,8 +42,7 @@ from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.errors import TokensUnknown
 
 if TYPE_CHECKING:
-    from app.outbox.sessions import Sessions
-    from app.outbox.tokens import Tokens
+    from app.outbox.tokens import Sessions, Tokens
 
 
 # In the environment of a call within the process: a `ConsoleSession`, or the `audit.Actor` of a command. No client can

@@ -17,7 +17,8 @@ from app.config.errors import BadValue
 from app.config.settings import ApiToken
 from app.config.target_settings import BadSettings
 from app.events.errors import BadEvents
-from app.outbox.bucket_settings import UnknownBucket
+from app.outbox.buckets import UnknownBucket
+from app.outbox.declared import StoredTarget, UnknownTarget
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.db_errors import is_full, outbox_state
 from app.outbox.errors import (
@@ -36,7 +37,6 @@ from app.outbox.errors import (
     UnseenBucket,
 )
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.targets import StoredTarget, UnknownTarget
 from app.resources.declaration import BadMember
 from app.resources.refusal import WRONG_PATH
 from app.rules.filters import MatchingBusy

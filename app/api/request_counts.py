@@ -23,7 +23,7 @@ from app.outbox.engine.clock import elapsed
 from app.outbox.engine.database import Database
 from app.outbox.policies import REFUSALS
 from app.outbox.refusals import AnswerKind, RefusalKind, Refused
-from app.outbox.sessions import AUDITED
+from app.outbox.tokens import AUDITED
 from app.quantities import count_noun
 from app.resources.refusal import HTTP, INTAKE, NOT_HTTP, OTHERS, SIGN_IN, describe_refusal, surface_of
 

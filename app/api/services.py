@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from app.api.request_counts import RequestCounts
     from app.config.secrets import Sealer
     from app.events.parsing import Limits
-    from app.outbox.admin.dead_letters import DeadLetters
     from app.outbox.admin.replays import Replays
+    from app.outbox.admin.undelivered import DeadLetters
     from app.outbox.log.group_commit import GroupCommit
     from app.outbox.log.spool import SpoolFeeder
-    from app.outbox.sessions import Sessions
+    from app.outbox.sources.intake import RejectedMessages
     from app.outbox.sources.registry import SourceRegistry
-    from app.outbox.sources.rejected import RejectedMessages
-    from app.outbox.tokens import Tokens
+    from app.outbox.tokens import Sessions, Tokens
     from app.wakeups import WakeUps
 
 
@@ -110,7 +109,7 @@ class Services:
     @cached_property
     def rejected(self) -> "RejectedMessages":
         """What sources have rejected."""
-        from app.outbox.sources.rejected import RejectedMessages  # noqa: PLC0415 - see the class
+        from app.outbox.sources.intake import RejectedMessages  # noqa: PLC0415 - see the class
 
         return RejectedMessages(self.database)
 
@@ -132,7 +131,7 @@ class Services:
     @cached_property
     def sessions(self) -> "Sessions":
         """The console's sessions."""
-        from app.outbox.sessions import Sessions  # noqa: PLC0415 - see the class
+        from app.outbox.tokens import Sessions  # noqa: PLC0415 - see the class
 
         return Sessions(self.database)
 
@@ -146,7 +145,7 @@ class Services:
     @cached_property
     def dead_letters(self) -> "DeadLetters":
         """The dead letters."""
-        from app.outbox.admin.dead_letters import DeadLetters  # noqa: PLC0415 - see the class
+        from app.outbox.admin.undelivered import DeadLetters  # noqa: PLC0415 - see the class
 
         return DeadLetters(self.database)
 

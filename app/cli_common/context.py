@@ -29,7 +29,7 @@ class ServiceContext(Output):
     @cached_property
     def database(self) -> "Database":
         """The outbox. Raises `CommandError` if it has to be migrated first, `SchemaRefused` if this code is too old."""
-        from app.outbox.schema import schema_version  # noqa: PLC0415 - slow: only if needed
+        from app.outbox import schema_version  # noqa: PLC0415 - slow: only if needed
 
         path = self.bare_database.url.database
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text

@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from app.cli_common import CommandError
 from app.config.errors import BadSettings, BadValue
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.errors import AlreadyRunning, NothingToRepair, TokenExists, UnknownRun, UnknownToken
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.schema.schema_version import SchemaRefused
-from app.outbox.targets import UnknownTarget
+from app.outbox.schema_version import SchemaRefused
 
 # The messages of these say what is wrong and what to do.
 _SELF_DESCRIBING = (

@@ -6,21 +6,15 @@ Each page calls the routes of the API within the process (`calls`), with the rig
 
 from app.console.pages import routes
 from app.console.views import (  # noqa: F401 - each registers its pages
-    dead_letters,
     events,
     exports,
-    overview,
-    pausing_and_removal,
     reconciliations,
-    replays,
-    retries,
     rules,
     service,
     settings_forms,
     sign_in,
-    sources,
     targets,
-    tokens,
+    undelivered,
 )
 
 __all__ = ["routes"]

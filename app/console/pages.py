@@ -19,9 +19,8 @@ from app.api.wsgi_layers import PROTECTION, Refusal, set_refusal
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import calls, formats
-from app.console.openid import identity
-from app.console.series import RANGES
-from app.console.session import LOCAL, Seals, Session, is_same_site
+from app.console.formats import RANGES
+from app.console.session import LOCAL, Seals, Session, identity, is_same_site
 
 F = TypeVar("F", bound=Callable[..., Any])
 

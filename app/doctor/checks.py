@@ -13,25 +13,30 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding
-from app.doctor.dependencies import check_certificates, check_old_snapshots, check_openid
-from app.doctor.processes import check_api, check_beat, check_hosts, check_spools
-from app.doctor.refused_requests import check_refused
-from app.doctor.runs import check_runs, check_schedule, check_unscheduled, check_upkeep
+from app.doctor.dependencies import check_certificates, check_old_snapshots, check_openid, check_refused
+from app.doctor.processes import (
+    check_api,
+    check_beat,
+    check_hosts,
+    check_runs,
+    check_schedule,
+    check_spools,
+    check_unscheduled,
+    check_upkeep,
+)
 from app.logs import clause
-from app.outbox import heartbeats
+from app.outbox import schema_version, upkeep
 from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_status
-from app.outbox.certificates import near_end
+from app.outbox.declared import OPENING_FAILED, StoredTarget
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.newest_events import NEWEST, guessed_keys, shared_names, unknown_names
-from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, read_processes, read_queues
+from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, near_end, read_processes, read_queues
 from app.outbox.registry import Registry
-from app.outbox.schema import schema_version
-from app.outbox.schema.schema_version import encoding_problem
-from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import INVALID_SETTINGS, StoredSource, read_sources
+from app.outbox.schema_version import encoding_problem
+from app.outbox.sources.intake import read_kept
+from app.outbox.sources.rows import INVALID_SETTINGS, StoredSource, read_sources
 from app.outbox.sources.watched import Watched, read_watched
-from app.outbox.targets import OPENING_FAILED, StoredTarget
+from app.outbox.symptoms import NEWEST, guessed_keys, shared_names, unknown_names
 from app.outbox.tokens import Tokens, check_listen
 from app.outbox.upkeep import DRAIN, read_tasks
 from app.quantities import count_noun, format_age, format_seconds
@@ -173,7 +178,7 @@ def check_carried(service: Service) -> Iterator[Finding]:
     """
     at, now = None, 0
     with suppress(*DatabaseUnavailable), service.database.reading() as connection:  # another check says it
-        at, now = heartbeats.last_drain(connection), database_now(connection)
+        at, now = upkeep.last_drain(connection), database_now(connection)
     if at is not None and 0 <= now - at <= _CARRIED_INTERVALS * 1000 * service.settings.drain_interval:
         yield Finding("broker", "ok", f"carried the drain {format_age(at, now)} ago")
     else:
@@ -194,18 +199,18 @@ def _check_eviction(service: Service) -> Iterator[Finding]:
 
 def _check_drain(service: Service) -> Iterator[Finding]:
     with service.database.reading() as connection:
-        at = heartbeats.last_drain(connection)
+        at = upkeep.last_drain(connection)
         now = database_now(connection)
         tasks = {one.name: one for one in read_tasks(connection, now, service_events=False)}
     task = tasks.get(DRAIN)
-    if task is not None and task.has_failed and heartbeats.drain_stopped(at, now):
+    if task is not None and task.has_failed and upkeep.drain_stopped(at, now):
         good = f"last succeeded {format_age(at, now)} ago" if at else "never succeeded"
         failed = f"failed {format_age(task.failed_at, now)} ago: {clause(task.problem)}"
         yield Finding("drain", "problem", f"{good}, and {failed}: {_NOT_DRAINED}", ("process", "ls"))
     elif at is None:
         text = f"has never run: {_NOT_DRAINED}; start `bucketwire up`, or `bucketwire beat` and a worker"
         yield Finding("drain", "problem", text, ("beat",))
-    elif heartbeats.drain_stopped(at, now):
+    elif upkeep.drain_stopped(at, now):
         hint = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
         yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago: {_NOT_DRAINED}; {hint}", ("beat",))
     else:

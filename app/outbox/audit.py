@@ -25,7 +25,7 @@ from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
 from app.outbox.engine.locks import after_deadlocks, write_alone
 from app.outbox.policies import AUDIT
-from app.resources.audit_entry import ACTIONS
+from app.resources.service import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import Log, Receipt
 from app.outbox.policies import HEARTBEATS, NOTICES
 from app.outbox.reconcile import runs
-from app.outbox.sources.stored import read_sources
-from app.resources.drift import DRIFT_KINDS
+from app.outbox.sources.rows import read_sources
+from app.resources.reconciliation import DRIFT_KINDS
 
 AVAILABILITY, FAILING, BACKLOG, DEAD, DRIFT, DRAIN = "availability", "failing", "backlog", "dead", "drift", "drain"
 SOURCE, LOST = "source", "lost"

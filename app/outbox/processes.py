@@ -1,4 +1,4 @@
-"""Record the processes of the service, and find out who serves what, since when nobody does, and who fell silent.
+"""Record the processes of the service and the certificates that they meet, and find out who serves what or fell silent.
 
 The main process of each worker, of beat and of each API records a heartbeat every few seconds. With a problem it only
 says that it is there. Without one it claims that it has just served, and no more than it knows:
@@ -10,6 +10,9 @@ says that it is there. Without one it claims that it has just served, and no mor
 - an API: one of its processes has answered a request at its address.
 
 A process that ends says so. One that was killed falls silent.
+
+Of certificates it is kept when those are valid that targets and sources meet and use, those of the APIs, and those that
+the APIs meet. What was seen with other settings does not count: it has another revision.
 """
 
 from collections import Counter
@@ -29,7 +32,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
-from app.outbox.policies import HEARTBEATS
+from app.outbox.policies import CERTIFICATES, HEARTBEATS
 
 # What a process serves; a worker also types and names of targets.
 API, BEAT, DRAIN, ALL_TARGETS, SOURCES, SPARK = "api", "beat", "drain", "targets", "sources", "spark"
@@ -407,3 +410,109 @@ def live_workers(processes: Iterable[Process], now: int) -> Mapping[str, int]:
         if process.is_worker:
             running.update(dict.fromkeys(process.serves, int(process.state(now) == RUNNING)))
     return running
+
+
+class Certificate(NamedTuple):
+    """A certificate: who meets or uses it, its name there, when it is valid, and when it was last seen (ms)."""
+
+    of: str  # `target TYPE:NAME`, `source TYPE:NAME`, `api on HOST`, or what an API connects to, as `broker`
+    name: str  # a host or a file, or the address of an API or what it connects to
+    valid: Validity
+    seen_at: int
+
+
+class _KnownCertificate(NamedTuple):
+    valid: Validity
+    seen_at: int
+
+
+def near_end(begins_at: int, ends_at: int, notice_ms: int = CERTIFICATES.notice_ms) -> int:
+    """Return from when on (ms) the end of what is valid so long is near. A beginning that is not known is 0."""
+    return ends_at - min(notice_ms, max(0, ends_at - begins_at) // CERTIFICATES.notice_share)
+
+
+def record_certificates_of_target(
+    database: Database, row_id: int, revision: int, valid: Mapping[str, Validity], now: int
+) -> None:
+    """Add what the connections of a target have seen, by names. Raises `DatabaseUnavailable`."""
+    _record_certificates(database, tables.targets, row_id, revision, valid, now)
+
+
+def record_certificates_of_source(
+    database: Database, row_id: int, revision: int, valid: Mapping[str, Validity], now: int
+) -> None:
+    """Add what the connections of a source have seen, as of a target."""
+    _record_certificates(database, tables.sources, row_id, revision, valid, now)
+
+
+@repeated_after_deadlock
+def _record_certificates(
+    database: Database, table: sa.Table, row_id: int, revision: int, valid: Mapping[str, Validity], now: int
+) -> None:
+    seen = {
+        clean_reason(name)[: CERTIFICATES.max_name_characters]: _KnownCertificate(one, now)
+        for name, one in valid.items()
+    }
+    mine = (table.c.id == row_id, table.c.revision == revision)
+    with database.writing() as connection:
+        row = connection.execute(sa.select(table.c.certificates).where(*mine).with_for_update()).one_or_none()
+        if row is not None:
+            known = {**_certificates_of_revision(row.certificates, revision), **seen}
+            first = sorted(_without_gone(known, now).items(), key=lambda one: one[1].valid.ends_at)
+            first = first[: CERTIFICATES.max_names]
+            ends = {name: [one.valid.ends_at, one.seen_at] for name, one in first}
+            begins = {name: one.valid.begins_at for name, one in first}  # apart, as older code reads the ends
+            kept = orjson.dumps({"revision": revision, "ends": ends, "begins": begins}).decode()
+            connection.execute(table.update().where(*mine).values(certificates=kept))
+
+
+def read_certificates(connection: sa.Connection, processes: list[Process], now: int) -> list[Certificate]:
+    """Return the certificates of targets and sources that are enabled, and of APIs that are there or missed.
+
+    What several APIs connect to is returned as the last of them has met it.
+    """
+    found = [
+        *_certificates_of_rows(connection, tables.targets, "target", now),
+        *_certificates_of_rows(connection, tables.sources, "source", now),
+    ]
+    met = [
+        Certificate(one.of or f"api on {api.host}", one.name, one.valid, one.seen_at)
+        for api in processes_of(API, processes, now)
+        if not api.ended_at
+        for one in api.certificates
+    ]
+    last = {(one.of, one.name): one for one in sorted(met, key=lambda one: one.seen_at)}
+    return found + [last[place] for place in sorted(last)]
+
+
+def _certificates_of_rows(connection: sa.Connection, table: sa.Table, kind: str, now: int) -> Iterator[Certificate]:
+    columns = (table.c.type, table.c.name, table.c.revision, table.c.certificates)
+    enabled = sa.select(*columns).where(table.c.enabled, table.c.certificates.is_not(None))
+    for row in connection.execute(enabled.order_by(table.c.type, table.c.name)):
+        known = _without_gone(_certificates_of_revision(row.certificates, row.revision), now)
+        for name, one in sorted(known.items()):
+            yield Certificate(f"{kind} {row.type}:{row.name}", name, one.valid, one.seen_at)
+
+
+def _certificates_of_revision(text: str | None, revision: int) -> dict[str, _KnownCertificate]:
+    kept: dict[str, Any] = orjson.loads(text) if text else {}
+    if kept.get("revision") != revision:
+        return {}
+    begins = kept.get("begins", {})
+    return {
+        name: _KnownCertificate(Validity(begins.get(name, 0), ends_at), seen_at)
+        for name, (ends_at, seen_at) in kept["ends"].items()
+    }
+
+
+def _without_gone(known: dict[str, _KnownCertificate], now: int) -> dict[str, _KnownCertificate]:
+    """Return what is known without those near their end that were not seen for days while others were: a former host's.
+
+    After its end a certificate is refused, so it does not count that it is not seen then.
+    """
+    newest = max((one.seen_at for one in known.values()), default=0)
+    return {
+        name: one
+        for name, one in known.items()
+        if now < near_end(*one.valid) or one.seen_at >= min(newest, one.valid.ends_at) - CERTIFICATES.gone_ms
+    }

@@ -1,4 +1,4 @@
-"""Store and change targets and rules, and let every process notice a change.
+"""Store and change targets, rules and the settings of the service, and let every process notice a change.
 
 Each change locks the log's head and raises its version in the same transaction. An append after the commit therefore
 uses the new rules, and an append before it uses the old ones.
@@ -22,21 +22,34 @@ from app.config.targets.base import TargetSettings
 from app.outbox import audit, log_head, tables
 from app.outbox.admin.counters import read_counters
 from app.outbox.column_values import NO_LIMIT, clean_reason
-from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row, read_rows
+from app.outbox.declared import (
+    NOT_NAMED,
+    OPENING_DUE,
+    SealedSettings,
+    StoredRule,
+    StoredTarget,
+    UnknownTarget,
+    audit_facts,
+    find_target,
+    read_row,
+    read_rows,
+    read_rules,
+    rule_to_row,
+    stored_target,
+)
 from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.policies import REMOVAL
-from app.outbox.rules import StoredRule, audit_facts, read_rules, rule_to_row
-from app.outbox.service_settings import read_api_settings, write_api_settings
-from app.outbox.targets import OPENING_DUE, StoredTarget, UnknownTarget, find_target, stored_target
+from app.outbox.schema_version import OLDEST_CODE
 from app.quantities import count_noun
 from app.rules.matching import check_expressions
 from app.rules.model import EVERY_BUCKET, Rule, check
 
 if TYPE_CHECKING:
-    from app.outbox.bucket_settings import BucketRegistry
+    from app.outbox.buckets import BucketRegistry
     from app.outbox.sources.registry import SourceRegistry
+
 
 _CLOSED = {"breaker": "closed", "failures": 0, "resume_at": 0}
 _BEING_REMOVED = "it is being removed; if that was stopped, remove it once more"
@@ -82,7 +95,7 @@ class Registry(SealedSettings[TargetSettings]):
     @property
     def buckets(self) -> "BucketRegistry":
         """The settings of buckets; their changes too are of the transaction of `at_once`."""
-        from app.outbox.bucket_settings import BucketRegistry  # noqa: PLC0415 - as above
+        from app.outbox.buckets import BucketRegistry  # noqa: PLC0415 - as above
 
         return BucketRegistry(self._database, self._sealer)
 
@@ -456,3 +469,21 @@ def _losses(connection: sa.Connection, target_id: int) -> list[str]:
         )
         if number
     ]
+
+
+_S = tables.service_settings.c
+
+
+def read_api_settings(connection: sa.Connection) -> dict[str, str]:
+    """Return the stored texts of the section `api`; none for a key that is not set."""
+    query = sa.select(_S.name, _S.value).where(_S.name != OLDEST_CODE)
+    return {row.name: row.value for row in connection.execute(query)}
+
+
+def write_api_settings(connection: sa.Connection, texts: Mapping[str, str]) -> None:
+    """Set these keys; an empty text removes one. Two writers at once wait for each other."""
+    log_head.lock(connection)
+    connection.execute(tables.service_settings.delete().where(_S.name.in_(list(texts))))
+    rows = [{"name": name, "value": text} for name, text in texts.items() if text]
+    if rows:
+        connection.execute(tables.service_settings.insert(), rows)

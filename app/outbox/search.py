@@ -18,12 +18,12 @@ from app.outbox import log_head, tables
 from app.outbox.admin.event_states import DEAD, DISCARDED, PARKED, PENDING, RecordedEvent, recorded_events
 from app.outbox.admin.replays import Selection
 from app.outbox.column_values import NEVER
+from app.outbox.declared import find_target
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks, search_each
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.reading import is_discarded_for, is_for, is_named
 from app.outbox.policies import SEARCH
-from app.outbox.targets import find_target
 
 _COLUMNS = [column for column in tables.events.c if column.name not in ("record", "key_hash", "sequencer")]
 

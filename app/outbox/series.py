@@ -6,12 +6,19 @@ that requests or a source have recorded.
 The table is a ring: a sample replaces the one that had its place a day (or 90 days) before, whatever time that one
 has. So the number of rows is bounded without a purge, and a clock that jumps overwrites as many samples as it is wrong
 for, and removes no others. The places of a removed target are freed in the same way.
+
+A sample also has how long deliveries took, from recording to settlement, as a histogram of bounded size. It has four
+intervals for each doubling: what is read from it is at most 19 % above the true time, and never below. Workers report
+the histogram of some seconds as a row of a table. The process that takes the samples takes the rows away: each is
+counted once.
 """
 
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from operator import attrgetter
 from typing import Any
 
@@ -19,11 +26,13 @@ import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.admin.counters import cursor_sums, oldest_undelivered
-from app.outbox.delivery_times import Histogram, decode, encode, take_reports
 from app.outbox.engine import many_rows
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.many_rows import chunks
+from app.outbox.policies import DELIVERY_TIMES
+
+Histogram = Counter[int]  # events, by the upper bound (ms) of the interval in which their times are
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,9 @@ def read_merged(
             texts[begun].append(text)
     names = ("at", *_TOTALS, "backlog", "oldest_age")
     return [
-        Sample(target_id=target_id, times=decode(*texts[row.begun]), **{name: getattr(row, name) for name in names})
+        Sample(
+            target_id=target_id, times=decode_times(*texts[row.begun]), **{name: getattr(row, name) for name in names}
+        )
         for row in rows
     ]
 
@@ -269,7 +280,7 @@ def _clear(connection: sa.Connection, resolution: Resolution, at: int, *, but: i
 
 def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples: Sequence[Sample]) -> None:
     place = resolution.step, resolution.slot(at)
-    rows = [(*place, one.target_id, one.at, *_NUMBERS(one), encode(one.times)) for one in samples]
+    rows = [(*place, one.target_id, one.at, *_NUMBERS(one), encode_times(one.times)) for one in samples]
     unmeasured = [one.oldest_age is None for one in samples]
     many_rows.insert(connection, tables.series, [row for row, skip in zip(rows, unmeasured, strict=True) if not skip])
     if any(unmeasured):
@@ -279,4 +290,66 @@ def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples:
 
 
 def _sample(row: Any) -> Sample:
-    return Sample(**{name: getattr(row, name) for name in Sample.__slots__} | {"times": decode(row.times)})
+    return Sample(**{name: getattr(row, name) for name in Sample.__slots__} | {"times": decode_times(row.times)})
+
+
+_BOUNDS = sorted({ceil(2 ** (step / 4)) for step in range(4 * 32 + 1)})  # ms, up to 49 days
+
+
+def histogram(received: Iterable[int], now: int) -> Histogram:
+    """Return the times of events that were recorded at `received` and settled at `now` (ms)."""
+    deliveries: Histogram = Counter()
+    for at, events in Counter(received).items():
+        deliveries[_bound(now - at)] += events
+    return deliveries
+
+
+def percentile(times: Histogram, share: float) -> int | None:
+    """Return the time (ms) within which this share of the events were delivered; None without any."""
+    rank = max(1, ceil(share * times.total()))
+    for bound, events in sorted(times.items()):
+        rank -= events
+        if rank <= 0:
+            return bound
+    return None
+
+
+def encode_times(times: Histogram) -> str:
+    """Return the histogram as text of at most 4,000 characters."""
+    return " ".join(f"{bound}:{events}" for bound, events in sorted(times.items()))
+
+
+def decode_times(*texts: str) -> Histogram:
+    """Return the sum of what `encode_times` wrote; thousands of histograms are added in half the time at once."""
+    numbers = list(map(int, " ".join(texts).replace(":", " ").split()))
+    deliveries: dict[int, int] = {}
+    for bound, events in zip(numbers[::2], numbers[1::2], strict=True):
+        deliveries[bound] = deliveries.get(bound, 0) + events
+    return Counter(deliveries)
+
+
+def report_times(connection: sa.Connection, times: Mapping[int, Histogram]) -> None:
+    """Add a worker's histograms, by target."""
+    rows = [
+        {"target_id": target_id, "times": encode_times(of_one)} for target_id, of_one in sorted(times.items()) if of_one
+    ]
+    if rows:
+        connection.execute(tables.delivery_times.insert(), rows)
+
+
+def take_reports(connection: sa.Connection) -> Mapping[int, Histogram]:
+    """Remove the oldest reports and return their sums by target; a concurrent call waits for this transaction."""
+    d = tables.delivery_times.c
+    query = sa.select(tables.delivery_times).order_by(d.id).limit(DELIVERY_TIMES.batch_reports).with_for_update()
+    rows: Sequence[sa.Row[tuple[int, int, str]]] = connection.execute(query).all()
+    sums: defaultdict[int, Histogram] = defaultdict(Counter)
+    for row in rows:
+        sums[row.target_id].update(decode_times(row.times))
+    # By id, and not up to one: a row with a smaller id may be committed later.
+    for some in chunks([row.id for row in rows]):
+        connection.execute(tables.delivery_times.delete().where(d.id.in_(some)))
+    return sums
+
+
+def _bound(ms: int) -> int:
+    return _BOUNDS[min(bisect_left(_BOUNDS, ms), len(_BOUNDS) - 1)]

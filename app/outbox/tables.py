@@ -81,7 +81,7 @@ targets = sa.Table(
     sa.Column(
         "acknowledged", sa.BigInteger, nullable=False, server_default="0"
     ),  # of those discarded, the first so many
-    sa.Column("certificates", LongText),  # JSON of `app.outbox.certificates`; NULL: none was seen
+    sa.Column("certificates", LongText),  # JSON of `app.outbox.processes`; NULL: none was seen
     sa.UniqueConstraint("type", "name"),
 )
 
@@ -338,7 +338,7 @@ revoked_tokens = sa.Table(
     sa.Column("revoked_at", sa.BigInteger, nullable=False, index=True),  # ms by the host's clock, as `created_at`
 )
 
-# The console's sessions that have neither expired nor been ended: `app.outbox.sessions`.
+# The console's sessions that have neither expired nor been ended: `app.outbox.tokens`.
 console_sessions = sa.Table(
     "console_sessions",
     metadata,
@@ -458,7 +458,7 @@ series = sa.Table(
     sa.Column("discarded", sa.BigInteger, nullable=False),
     sa.Column("backlog", sa.BigInteger, nullable=False),
     sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
-    sa.Column("times", sa.Text, nullable=False),  # of deliveries since the sample before: `app.outbox.delivery_times`
+    sa.Column("times", sa.Text, nullable=False),  # of deliveries since the sample before: `app.outbox.series`
     sa.Index(None, "target_id", "step", "at"),
 )
 
@@ -471,7 +471,7 @@ delivery_times = sa.Table(
     sa.Column("times", sa.Text, nullable=False),
 )
 
-# Attempts at events, a bounded number for each target: `app.outbox.admin.attempts`. No foreign key, as above.
+# Attempts at events, a bounded number for each target: `app.outbox.admin.event_states`. No foreign key, as above.
 attempts = sa.Table(
     "attempts",
     metadata,
@@ -544,7 +544,7 @@ sources = sa.Table(
     sa.UniqueConstraint("type", "name"),
 )
 
-# Where each bucket is, and how to log in there: `app.outbox.bucket_settings`.
+# Where each bucket is, and how to log in there: `app.outbox.buckets`.
 bucket_settings = sa.Table(
     "bucket_settings",
     metadata,

@@ -9,7 +9,6 @@ from app.config.arn import TargetId
 from app.events.frontends import S3_FRONTENDS
 from app.events.frontends.s3_records import GUESSED
 from app.events.model import FOUND_BY_LISTING
-from app.resources.dead_letter import FailedAttempt
 from app.resources.declaration import (
     FLAG,
     MAX_NUMBER,
@@ -28,6 +27,7 @@ from app.resources.declaration import (
     list_of,
     number,
 )
+from app.resources.undelivered import FailedAttempt
 
 STATES = ("pending", "parked", "dead", "settled", "discarded")
 OUTCOMES = ("delivered", "superseded", "unchanged", "failed", "rejected", "unavailable")

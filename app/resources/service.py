@@ -1,13 +1,32 @@
-"""The service as a whole: its state, checks, workers and settings."""
+"""The service as a whole: its state, checks, workers and settings, the tokens of its API, and its audit log."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from app.config.arn import parse_arn
+from app.config.arn import TargetId, parse_arn
+from app.config.settings import SCOPES
+from app.events.frontends import S3_FRONTENDS
 from app.quantities import format_seconds
-from app.resources.declaration import Arn, Columns, Resource, Row, Time, about
+from app.resources.declaration import (
+    EXPIRY,
+    MAX_NUMBER,
+    TARGET,
+    TEXT,
+    TIME,
+    After,
+    Arn,
+    Columns,
+    Limit,
+    Next,
+    Query,
+    Resource,
+    Row,
+    Time,
+    about,
+    list_of,
+)
 from app.resources.target import Counters, Seconds
 
 PROCESS_STATES = ("running", "hindered", "silent", "ended")
@@ -185,3 +204,154 @@ class EffectiveApiSettings(Resource):
     """The settings of the section `api`."""
 
     sync_events: EffectiveSetting
+
+
+MAX_LIMITS = 100  # buckets, and targets
+Scope = Annotated[str, Meta(extra_json_schema={"enum": list(SCOPES)})]
+Bucket = Annotated[str, Meta(min_length=1, max_length=255)]
+TargetName = Annotated[str, about("type:name", pattern=TARGET.schema["pattern"])]
+_FRONTENDS = ["", *sorted(S3_FRONTENDS)]
+
+
+class TokenFacts(Resource):
+    """What a token allows."""
+
+    name: str
+    scopes: Annotated[list[Scope], about("what it allows", minItems=1)]
+    buckets: Annotated[list[Bucket], about("it is limited to events of these buckets", maxItems=MAX_LIMITS)]
+    targets: Annotated[list[TargetName], about("it is limited to these targets", maxItems=MAX_LIMITS)]
+    frontend: Annotated[str, about("who sends what is posted with it; empty: each record shows it")]
+    tenant: Annotated[str, about("whose buckets that concerns, recorded as TENANT:BUCKET; arn: by the bucket's ARN")]
+    expires_at: Annotated[Time, about("from when it is invalid; null: never")]
+
+
+class Token(TokenFacts):
+    """A valid token; the token itself is not stored."""
+
+    columns: ClassVar[Columns] = {
+        "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "frontend": "frontend",
+        "tenant": "tenant", "from": "origin", "created": "created_at", "last used": "used_at", "expires": "expires_at",
+    }  # fmt: skip
+
+    origin: Annotated[str, about("where it is defined", enum=["environment", "stored"])]
+    created_at: Time
+    used_at: Annotated[Time, about("when it was used last, to a minute; null: never, or it is one of the environment")]
+
+
+class Tokens(Resource):
+    """The valid tokens by name."""
+
+    tokens: list[Token]
+    required: Annotated[bool, about("whether requests need a token")]
+
+
+class CreatedToken(TokenFacts):
+    """A new token, shown once."""
+
+    token: Annotated[str, about("it is not stored")]
+
+
+class NewToken(Query):
+    """A token to create."""
+
+    name: Annotated[str, TEXT("what the audit log calls it", pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    scopes: Annotated[
+        Sequence[str],
+        list_of(TEXT, 'write ["read"]')("what it allows", items={"type": "string", "enum": list(SCOPES)}, minItems=1),
+    ]
+    buckets: Annotated[
+        Sequence[str],
+        list_of(TEXT("", minLength=1, maxLength=255), 'write ["images"]')(
+            "limit it to events of these buckets", maxItems=MAX_LIMITS
+        ),
+    ] = ()
+    targets: Annotated[
+        Sequence[TargetId],
+        list_of(TARGET, 'write ["webhook:audit"]')("limit it to these targets", maxItems=MAX_LIMITS),
+    ] = ()
+    frontend: Annotated[str, TEXT("who sends what is posted with it", enum=_FRONTENDS)] = ""
+    tenant: Annotated[
+        str, TEXT("whose buckets that concerns, recorded as TENANT:BUCKET; arn: by the bucket's ARN", maxLength=64)
+    ] = ""
+    expires: Annotated[int, EXPIRY("from when it is invalid; never unless given")] = 0
+
+
+# Every action, by the kind of what it changes.
+ACTIONS = (
+    "bucket.create",
+    "bucket.remove",
+    "bucket.set",
+    "bucket.unset",
+    "dead_letter.purge",
+    "dead_letter.replay",
+    "log.new_epoch",
+    "reconciliation.cancel",
+    "reconciliation.start",
+    "replay.begin",
+    "replay.cancel",
+    "retry.give_up",
+    "retry.now",
+    "rule.add",
+    "rule.remove",
+    "secrets.reseal",
+    "service.change",
+    "session.begin",
+    "session.end",
+    "session.refuse",
+    "source.change",
+    "source.create",
+    "source.delete_rejected",
+    "source.disable",
+    "source.pause",
+    "source.remove",
+    "source.resume",
+    "source.retry_rejected",
+    "target.change",
+    "target.create",
+    "target.disable",
+    "target.pause",
+    "target.remove",
+    "target.repair",
+    "target.resume",
+    "target.test",
+    "token.create",
+    "token.revoke",
+)
+KINDS = tuple(sorted({action.partition(".")[0] for action in ACTIONS}))
+
+
+class AuditEntry(Resource):
+    """One change."""
+
+    columns: ClassVar[Columns] = {
+        "time": "at", "actor": "actor", "address": "address", "action": "action", "resource": "resource", "via": "via",
+    }  # fmt: skip
+
+    id: int
+    at: Time
+    actor: Annotated[str, about("`token:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local`, `openid:ISSUER#SUB (NAME)`")]
+    address: Annotated[str, about("of the client that sent the request; empty for a command")]
+    via: Annotated[str, about("the route or the command")]
+    operation: Annotated[str, about("the same for all entries of one request or command")]
+    action: Annotated[str, about("what was done", enum=list(ACTIONS))]
+    resource: Annotated[str, about("`kind:name`")]
+    details: dict[str, Any]
+
+
+class AuditPage(Resource):
+    """Entries, the newest first."""
+
+    entries: list[AuditEntry]
+    next: Next
+
+
+class AuditQuery(Query):
+    """Which entries to read."""
+
+    since: Annotated[int, TIME("at or after")] = 0
+    before: Annotated[int, TIME("before")] = MAX_NUMBER
+    actor: Annotated[str, TEXT("such as token:console or user:alice@host")] = ""
+    action: Annotated[str, TEXT("an action such as target.pause, or a kind such as target for all of its actions")] = ""
+    resource: Annotated[str, TEXT("such as target:webhook:audit or bucket:images")] = ""
+    limit: Limit = 100
+    after: After = 0

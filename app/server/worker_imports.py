@@ -2,7 +2,7 @@
 
 import app.api.admin.wsgi_app
 import app.api.s3.wsgi_app
-import app.outbox.admin.dead_letters
+import app.outbox.admin.undelivered
 import app.outbox.delivery.ready_targets
 import app.outbox.log.group_commit
 import app.outbox.log.spool

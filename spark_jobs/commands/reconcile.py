@@ -13,7 +13,7 @@ from app.listings.limits import RepairLimits
 from app.outbox.errors import AlreadyRunning
 from app.outbox.reconcile.runs import Progress, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from app.resources.drift import FORMATS, describe_drift
+from app.resources.reconciliation import FORMATS, describe_drift
 from spark_jobs import errors, java_environment, runs
 from spark_jobs.commands import options
 

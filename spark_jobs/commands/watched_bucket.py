@@ -14,8 +14,8 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.errors import AlreadyRunning
 from app.outbox.registry import open_sealer
-from app.outbox.sources.leases import SourceLease
 from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rows import SourceLease
 from app.wakeups import WakeUps
 from spark_jobs import connectors, errors, runs
 from spark_jobs.commands import options

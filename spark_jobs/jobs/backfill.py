@@ -30,7 +30,7 @@ from app.outbox.log_head import LogState
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
-from app.resources.drift import DriftKind
+from app.resources.reconciliation import DriftKind
 from app.rules.model import Rule
 from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
 from spark_jobs.errors import root_cause

@@ -1,8 +1,8 @@
 """Compare a target's rows with a bucket's objects: frames in, frames out; this module reads and changes nothing.
 
-The kinds of drift are those of `app.resources.drift`. A row whose key no rule sends to the target is `unmatched`: it
-is reported, but is no drift, because another program may have written it. Both sides are counted while they are
-compared.
+The kinds of drift are those of `app.resources.reconciliation`. A row whose key no rule sends to the target is
+`unmatched`: it is reported, but is no drift, because another program may have written it. Both sides are counted while
+they are compared.
 """
 
 import operator
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.names import ContentChange
 from app.events.own_events import CLOCK_SKEW
-from app.resources.drift import DRIFT_KINDS, DriftKind
+from app.resources.reconciliation import DRIFT_KINDS, DriftKind
 from app.rules.model import Rule
 from spark_jobs.frames import (
     DIFFERENCES,

@@ -29,11 +29,10 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile import runs as r
-from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.runs import LogPosition, Progress
+from app.outbox.reconcile.runs import LogPosition, Progress, store_findings
 from app.outbox.registry import Registry
 from app.outbox.tokens import read_target_owners
-from app.resources.drift import DRIFT_KINDS, DriftKind, drift_of
+from app.resources.reconciliation import DRIFT_KINDS, DriftKind, drift_of
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause

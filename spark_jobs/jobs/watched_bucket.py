@@ -40,7 +40,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Receipt
 from app.outbox.reconcile.log_queries import last_seq_before
 from app.outbox.sources.intake import TargetFull
-from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.rows import SourceLease, SourceLeases
 from app.outbox.sources.watched import FOUND_KINDS, Watched, WatchedBuckets
 from app.quantities import count_noun
 from spark_jobs import runs

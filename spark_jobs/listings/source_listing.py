@@ -17,7 +17,7 @@ from app.listings.limits import BadListing
 from app.listings.pages import entries_of, skipped_of, time_of
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.sources.leases import SourceLease
+from app.outbox.sources.rows import SourceLease
 from app.outbox.sources.watched import Skipped, WatchedBuckets
 from spark_jobs.folders import Folder
 from spark_jobs.listings import s3_listing

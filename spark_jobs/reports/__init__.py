@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.resources.drift import COMBINED, CONTROLS, CSV_VERSIONS, DRIFT_KINDS, PICTURES, SIGNS, describe_drift
+from app.resources.reconciliation import COMBINED, CONTROLS, CSV_VERSIONS, DRIFT_KINDS, PICTURES, SIGNS, describe_drift
 from spark_jobs.errors import root_cause
 from spark_jobs.folders import Folder, NotShared
 from spark_jobs.jobs.comparison import UNMATCHED

@@ -14,8 +14,8 @@ from kombu import Connection, Queue
 from app import broker
 from app.doctor.processes import beat_findings
 from app.outbox.engine.clock import database_now
-from app.outbox.heartbeats import beat_at
 from app.outbox.processes import read_processes
+from app.outbox.upkeep import beat_at
 from tests import services
 from tests.services import until
 from tests.support.service_processes import start_all, system

@@ -15,8 +15,7 @@ from playwright.sync_api import Browser, expect
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations, store_findings
 from tests import services
 from tests.services import Answer, until
 from tests.services.openid import openid_provider

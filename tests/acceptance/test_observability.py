@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.outbox import heartbeats, tables
+from app.outbox import tables, upkeep
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import Answer, until
@@ -299,4 +299,4 @@ def figures_folder(watched: Watched) -> Path:
 
 def drained(watched: Watched) -> int:
     with watched.whole.database.reading() as connection:
-        return heartbeats.last_drain(connection) or 0
+        return upkeep.last_drain(connection) or 0

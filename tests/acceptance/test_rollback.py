@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from app.outbox.schema import schema_version
+from app.outbox import schema_version
 from tests import services
 from tests.services import forking, until
 from tests.services.server_process import run_to_end

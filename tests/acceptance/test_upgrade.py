@@ -18,8 +18,8 @@ from alembic.script import Script, ScriptDirectory
 
 import migrations
 from app.events.model import Event
+from app.outbox import schema_version
 from app.outbox.engine.database import Database
-from app.outbox.schema import schema_version
 from tests import services
 from tests.services import forking, until
 from tests.services.server_process import run_to_end

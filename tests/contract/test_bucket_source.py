@@ -15,11 +15,11 @@ from app.config.tls import validities_of_file
 from app.events.limits import Limits
 from app.events.model import origin_of
 from app.outbox import tables
-from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
+from app.outbox.processes import Certificate, read_certificates
 from app.outbox.sources.watched import read_watched
 from tests import services
 from tests.services import until

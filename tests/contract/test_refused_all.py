@@ -12,10 +12,10 @@ import psycopg2
 import pytest
 
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests import services
 from tests.contract.probes import mysql, postgresql
 from tests.contract.probes.base import Probe, attempt

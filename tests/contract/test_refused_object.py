@@ -15,10 +15,10 @@ import pytest
 
 from app.events.model import Event
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, key_hash
-from app.resources.dead_letter import DeadLetter, DeadLetterFilter
+from app.resources.undelivered import DeadLetter, DeadLetterFilter
 from tests import services
 from tests.contract.probes.elasticsearch import Access
 from tests.services import Answer, Receiver

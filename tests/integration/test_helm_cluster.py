@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
+from app.outbox import schema_version
 from app.outbox.engine.database import Database
-from app.outbox.schema import schema_version
 from tests import provision, services
 from tests.services.kubernetes import KubernetesApi, kubernetes
 from tests.support.chart_values import EVERY, OFF, OTHERS

@@ -15,11 +15,11 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.tls import Validity, validities_of_file
 from app.outbox import tables
-from app.outbox.certificates import read_certificates
+from app.outbox.declared import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from app.outbox.delivery.availability import begin_opening
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
+from app.outbox.processes import read_certificates
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.services import until

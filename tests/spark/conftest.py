@@ -17,7 +17,7 @@ import pytest
 from app.cli_common.run import run_command
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.errors import AlreadyRunning
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from tests import provision, services
 from tests.services import java, spark_classes
 from tests.support.builders import SECRET_KEY, migrated

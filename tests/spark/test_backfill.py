@@ -32,7 +32,7 @@ from app.outbox.log_head import begin_epoch
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.registry import open_registry
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs import scratch

@@ -14,8 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
-from app.resources.drift import FORMATS, finding_line
-from app.resources.reconciliation import COUNTS
+from app.resources.reconciliation import COUNTS, FORMATS, finding_line
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs import reports

@@ -16,8 +16,7 @@ from app.config.arn import TargetId
 from app.listings.limits import BadListing
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.reconcile.findings import read_findings
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations, read_findings
 from spark_jobs import scratch, stores
 from spark_jobs.api_client import Api
 from spark_jobs.folders import Folder

@@ -10,9 +10,8 @@ from app.cli_common.context import ServiceContext
 from app.cli_common.run import run_command
 from app.outbox.engine.database import now_ms
 from app.outbox.errors import AlreadyRunning
-from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliations
-from app.outbox.reconcile.schedule import Schedule
+from app.outbox.reconcile.schedule import RunRequests, Schedule
 from spark_jobs.__main__ import jobs
 from spark_jobs.commands.reconcile import may_repair
 from spark_jobs.jobs.reconcile import ReconcileConfig

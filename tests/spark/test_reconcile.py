@@ -32,8 +32,7 @@ from app.listings.limits import BadListing, RepairLimits
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.policies import RECONCILIATIONS
-from app.outbox.reconcile.findings import read_findings
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations, read_findings
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.api_client import Api
 from spark_jobs.iceberg import Warehouse

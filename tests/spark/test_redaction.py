@@ -18,7 +18,7 @@ from app.config.bucket_settings import BucketId
 from app.config.errors import REDACTED
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from tests.spark.conftest import Job, environment_of
 from tests.support.builders import add_target, migrated, registry
 from tests.support.pulled_events import Sources

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import DatabaseUnavailable
-from app.outbox.sources.leases import SourceLease
+from app.outbox.sources.rows import SourceLease
 from app.outbox.sources.watched import WatchedBuckets
 from tests.support.builders import migrated
 from tests.support.watched_bucket import Known

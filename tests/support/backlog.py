@@ -6,8 +6,7 @@ from collections import Counter
 
 import psutil
 
-from app.outbox.admin.counters import TargetCounters, read_counters
-from app.outbox.admin.partition_states import read_partitions
+from app.outbox.admin.counters import TargetCounters, read_counters, read_partitions
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from tests.services import reaper
 from tests.support.service_processes import System

@@ -12,13 +12,12 @@ from app.config.arn import TargetId
 from app.config.fields.fields import Declared
 from app.config.secrets import Sealer
 from app.events.model import Event
-from app.outbox import log_head, tables
+from app.outbox import log_head, schema_version, tables
 from app.outbox.column_values import NEVER, NO_LIMIT
+from app.outbox.declared import OPENED
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.migration import migrate
 from app.outbox.registry import Registry
-from app.outbox.schema import schema_version
-from app.outbox.schema.migration import migrate
-from app.outbox.targets import OPENED
 from app.rules.model import Rule
 from tests.support.outboxes import in_file
 from tests.support.target_readers import Record

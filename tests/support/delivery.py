@@ -11,9 +11,9 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox.declared import StoredTarget
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.targets import StoredTarget
 from tests.services import until
 from tests.support.builders import SECRET_KEY, add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget

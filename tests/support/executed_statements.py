@@ -26,7 +26,7 @@ from tests.support import tiers
 VARIABLE = "EXECUTED_STATEMENTS"
 _TOP = f"{Path(__file__).parents[2]}/"
 _OURS = ("app/", "workers/")
-_MIGRATION = "app/outbox/schema/migration.py"  # of whichever test is the first of its server
+_MIGRATION = "app/outbox/migration.py"  # of whichever test is the first of its server
 _MYSQL, _POSTGRESQL = ("execute", "executemany"), ("execute", "executemany", "copy_expert")
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.|'')*'|\btest_[0-9a-f]{12}\b|-?\d+|%s|%\(\w+\)s")
 _LIST = re.compile(r"\(\?(?:, ?\?)*\)(?:, ?\(\?(?:, ?\?)*\))*")

@@ -11,7 +11,7 @@ from app.cli_common.param_types import complete_target
 from app.config.settings import Settings
 from app.config.target_settings import load
 from app.console.openid_provider import Provider
-from app.minio_import.live import bucket_rules
+from app.minio_rules import bucket_rules
 from spark_jobs.listings.s3_listing import Bucket
 from spark_jobs.stores.elasticsearch import Cluster
 from tests.services import LOOPBACK

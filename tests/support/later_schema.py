@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.schema.schema_version import OLDEST_CODE
+from app.outbox.schema_version import OLDEST_CODE
 
 LATER = "9999"
 

@@ -15,10 +15,10 @@ from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.counters import audit
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
-from app.outbox.admin.retries import Retries
+from app.outbox.admin.undelivered import DeadLetters, Retries
 from app.outbox.column_values import NEVER, WHOLE_LOG
+from app.outbox.declared import StoredTarget, UnknownTarget
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.availability import record_opening
 from app.outbox.delivery.due_work import DueWork
@@ -29,9 +29,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
 from app.outbox.log.retention import purge
 from app.outbox.log_head import LogState
-from app.outbox.targets import StoredTarget, UnknownTarget
-from app.resources.dead_letter import DeadLetterFilter
-from app.resources.retry import RetryFilter
+from app.resources.undelivered import DeadLetterFilter, RetryFilter
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side

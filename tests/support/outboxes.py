@@ -17,7 +17,7 @@ import pymysql
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.schema.migration import migrate
+from app.outbox.migration import migrate
 from tests import services
 
 NAME = "outbox_of_tests"

@@ -17,11 +17,9 @@ from app.events.parsing import Message, read_message
 from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.sources.intake import SourceIntake
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.intake import RejectedMessages, SourceIntake
 from app.outbox.sources.registry import SourceRegistry
-from app.outbox.sources.rejected import RejectedMessages
-from app.outbox.sources.stored import StoredSource, find_source
+from app.outbox.sources.rows import SourceLeases, StoredSource, find_source
 from tests import services
 from tests.services import until
 from tests.support.builders import SECRET_KEY, body, event

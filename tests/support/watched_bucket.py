@@ -20,7 +20,7 @@ from app.outbox import tables
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Receipt
-from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.rows import SourceLease, SourceLeases
 from app.outbox.sources.watched import Watched, WatchedBuckets, read_watched
 from tests import services
 from tests.services import until

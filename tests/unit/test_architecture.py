@@ -96,13 +96,16 @@ def test_app_knows_no_targets_driver() -> None:
         ("app/outbox", ["app.api", "app.cli", "app.supervisor"]),
         ("app/outbox/engine", ["app.outbox.log", "app.outbox.delivery", "app.outbox.admin", "app.outbox.registry"]),
         ("app/outbox/log", ["app.outbox.delivery", "app.outbox.admin", "app.outbox.registry"]),
-        ("app/outbox/delivery", ["app.outbox.admin", "app.outbox.schema"]),
+        ("app/outbox/delivery", ["app.outbox.admin", "app.outbox.migration", "app.outbox.schema_version"]),
         ("app/api", ["app.console", "app.server", "app.cli", "app.supervisor"]),
         ("app/console", ["app.outbox", "app.rules", "app.api.routes", "app.server", "app.cli", "app.supervisor"]),
         ("app/server", ["app.cli", "app.supervisor"]),
         ("app/supervisor", ["app.cli", "app.api", "app.server"]),
         ("app/telemetry", ["app.api", "app.config", "app.outbox", "app.rules", "app.cli", "app.supervisor"]),
-        ("app/cli_common", ["app.cli", "app.api", "app.supervisor", "app.manifest", "app.minio_import"]),
+        (
+            "app/cli_common",
+            ["app.cli", "app.api", "app.supervisor", "app.manifest", "app.minio_queue_dir", "app.minio_rules"],
+        ),
     ],
 )
 def test_arrows_in_app_point_inwards(folder: str, not_known: list[str]) -> None:

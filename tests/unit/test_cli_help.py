@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from app.cli import COMMANDS, SECTIONS, bucketwire
 from app.cli.groups import Group, summary
 from app.config.declared_types import SOURCE_TYPES, TYPES
-from app.outbox import heartbeats
+from app.outbox import upkeep
 from app.outbox.engine.database import Database, now_ms
 from tests.support.builders import migrated
 from tests.support.commands import EVERY
@@ -111,11 +111,11 @@ def _drained(database: Database, age: int) -> Iterator[None]:
 
     def beat() -> None:
         while True:
-            heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
+            upkeep.record_heartbeat(database, upkeep.DRAIN, now_ms() - age)
             if ends.wait(0.5):
                 return
 
-    heartbeats.record(database, heartbeats.DRAIN, now_ms() - age)
+    upkeep.record_heartbeat(database, upkeep.DRAIN, now_ms() - age)
     beating = threading.Thread(target=beat)
     beating.start()
     try:

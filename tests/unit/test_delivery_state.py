@@ -16,7 +16,7 @@ LEASE = {"lease_token", "leased_until"}
 COLUMNS_OF_OTHERS = {
     "app/outbox/delivery/leases.py": LEASE,
     "app/outbox/delivery/future_times.py": LEASE,
-    "app/outbox/versions/object_versions.py": {"folded"},
+    "app/outbox/object_versions.py": {"folded"},
 }
 WRITES_SQL = re.compile(rf"\b(UPDATE|INTO|DELETE FROM|MERGE INTO) +({'|'.join(DELIVERY_STATE)})\b", re.IGNORECASE)
 

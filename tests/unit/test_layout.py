@@ -11,13 +11,11 @@ import pytest
 from app.cli.commands import events, service
 from app.cli_common import output
 from app.cli_common.output import Column, Columns, Output, lay_out, terminal_width, text_width, wrap
-from app.resources.dead_letter import DeadLetter
 from app.resources.reconciliation import Finding, Reconciliation
-from app.resources.replay import Replay
-from app.resources.retry import Retry
 from app.resources.rule import Rule
+from app.resources.service import Token
 from app.resources.target import Target
-from app.resources.token import Token
+from app.resources.undelivered import DeadLetter, Replay, Retry
 
 WIDTHS = (80, 120, 200)
 NAME = (

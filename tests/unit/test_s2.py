@@ -8,7 +8,7 @@ import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.minio_import.s2 import BadBlock, unpack
+from app.minio_queue_dir import BadBlock, unpack
 
 TEXTS = st.one_of(
     st.binary(max_size=300), st.lists(st.sampled_from([b"abcd", b"efgh", b"x"]), max_size=900).map(b"".join)

@@ -20,10 +20,10 @@ from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.events.limits import MAX_EVENT_BYTES
 from app.events.model import Event
+from app.outbox.declared import StoredTarget
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.log.reading import TOO_LONG
 from app.outbox.registry import Registry
-from app.outbox.targets import StoredTarget
 from workers.delivery import retry
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import NOT_ATTEMPTED, Failed, Rejected, Unavailable

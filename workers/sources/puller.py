@@ -19,9 +19,9 @@ from app.config.sources.base import QueueSettings, SourceSettings
 from app.events.frontends import S3_FRONTENDS
 from app.events.limits import Limits
 from app.events.parsing import Message, ReadMessage, read_message
-from app.outbox.certificates import record_of_source
+from app.outbox.processes import record_certificates_of_source
 from app.outbox.sources.intake import SourceIntake, TargetFull
-from app.outbox.sources.leases import SourceLease
+from app.outbox.sources.rows import SourceLease
 from app.telemetry.tracing import append_span, in_span
 from workers.sources import create, source_thread
 from workers.sources.base import Source, SourceChanged, SourceUnavailable
@@ -96,7 +96,7 @@ class Puller(SourceThread):
     def _record_certificates(self, settings: QueueSettings) -> None:
         if ends := (seen := seen_with(settings)).unrecorded():
             stored, database = self.lease.stored, self._outbox.database
-            record_of_source(database, stored.row_id, stored.revision, ends, self._outbox.clock())
+            record_certificates_of_source(database, stored.row_id, stored.revision, ends, self._outbox.clock())
             seen.recorded(ends)
 
     def _record(self, messages: Sequence[ReadMessage], settings: QueueSettings, tell: Callable[[], None]) -> None:

@@ -18,8 +18,8 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import outbox_state
 from app.outbox.log.append import Receipt
 from app.outbox.registry import Registry, open_sealer
-from app.outbox.sources.leases import SourceLeases
 from app.outbox.sources.registry import SourceRegistry
+from app.outbox.sources.rows import SourceLeases
 from app.wakeups import WakeUps
 from workers.sources import source_thread
 from workers.sources.puller import Puller

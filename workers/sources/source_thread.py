@@ -21,9 +21,9 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import outbox_state
 from app.outbox.log.append import Receipt
-from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.intake import ShelfFull
 from app.outbox.sources.registry import SourceRegistry
-from app.outbox.sources.rejected import ShelfFull
+from app.outbox.sources.rows import SourceLease, SourceLeases
 from workers.sources.base import SourceUnavailable
 
 PULL_SECONDS = 0.5  # that a pull waits for messages: a change by an operator is noticed within it

@@ -20,9 +20,9 @@ from app.listings.comparison import Part, Replacement, compared
 from app.listings.differences import Counts, Run
 from app.listings.limits import BadListing, check_age, refused_removals
 from app.listings.snapshot import KeySpool, ListingSpool
-from app.outbox.certificates import record_of_source
+from app.outbox.processes import record_certificates_of_source
 from app.outbox.sources.intake import TargetFull
-from app.outbox.sources.leases import SourceLease
+from app.outbox.sources.rows import SourceLease
 from app.outbox.sources.watched import Skipped, Watched, WatchedBuckets
 from workers.sources import create, source_thread
 from workers.sources.base import SourceUnavailable
@@ -161,7 +161,9 @@ class Watcher(SourceThread):
             with contextlib.suppress(Exception):  # the listing has succeeded, and is what matters
                 valid = asked_servers.ask_certificate(endpoint.hostname, endpoint.port or 443)
                 seen = {endpoint.hostname: valid}
-                record_of_source(self._outbox.database, stored.row_id, stored.revision, seen, self._outbox.clock())
+                record_certificates_of_source(
+                    self._outbox.database, stored.row_id, stored.revision, seen, self._outbox.clock()
+                )
 
     def _check_removals(self, settings: BucketSourceSettings, state: Watched, counts: Counts, entries: int) -> None:
         """Pause the source if the listing lacks too many objects. Raises `_Paused`."""

@@ -17,20 +17,20 @@ from itertools import groupby
 import orjson
 import sqlalchemy as sa
 
-from app.outbox import delivery_times
-from app.outbox.admin import attempts
-from app.outbox.admin.attempts import Attempt, bounded
+from app.outbox import series
+from app.outbox.admin import event_states
+from app.outbox.admin.event_states import Attempt, bounded
 from app.outbox.column_values import UNSTORABLE_REASON, WHOLE_LOG
-from app.outbox.delivery_times import Histogram, histogram
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
+from app.outbox.series import Histogram, histogram
 from workers.delivery import retry
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome, Rejected, Unavailable
 from workers.delivery.settlement import BatchRecord, Delivery, Observer, State
 
 _SETTLED = {
-    State.DELIVERED: attempts.DELIVERED,
-    State.UNCHANGED: attempts.UNCHANGED,
-    State.SUPERSEDED: attempts.SUPERSEDED,
+    State.DELIVERED: event_states.DELIVERED,
+    State.UNCHANGED: event_states.UNCHANGED,
+    State.SUPERSEDED: event_states.SUPERSEDED,
 }
 
 
@@ -52,7 +52,7 @@ def attempts_of(batch: BatchRecord) -> Iterator[Attempt]:
         # From position to position, so that those of contiguous batches can be joined.
         for partition, events in Counter(delivery.logged.partition for delivery in batch.deliveries).items():
             first, last = batch.read_after[partition] + 1, batch.read_to[partition]
-            yield attempt(partition, first, last, outcome=attempts.DELIVERED, events=events)
+            yield attempt(partition, first, last, outcome=event_states.DELIVERED, events=events)
         return
     by_partition: defaultdict[int, list[Delivery]] = defaultdict(list)
     for delivery in batch.deliveries:
@@ -65,21 +65,27 @@ def attempts_of(batch: BatchRecord) -> Iterator[Attempt]:
         for delivery in deliveries:
             seq = delivery.logged.seq
             if delivery.row is not None and delivery.state in (State.FAILED, State.DEAD):
-                outcome = attempts.REJECTED if isinstance(delivery.outcome, Rejected) else attempts.FAILED
+                outcome = event_states.REJECTED if isinstance(delivery.outcome, Rejected) else event_states.FAILED
                 number, reason = delivery.row.attempts, bounded(delivery.reason)
                 exchange = _exchange(delivery.outcome)
                 yield attempt(partition, seq, seq, outcome=outcome, attempt=number, reason=reason, exchange=exchange)
             elif delivery.suspicion is not None:
                 reason = bounded(delivery.reason)
                 exchange = _exchange(delivery.outcome)
-                yield attempt(partition, seq, seq, outcome=attempts.UNAVAILABLE, reason=reason, exchange=exchange)
+                yield attempt(partition, seq, seq, outcome=event_states.UNAVAILABLE, reason=reason, exchange=exchange)
             elif isinstance(delivery.outcome, Unavailable):
                 refused.append(delivery)
         if refused:
             first, last, reason = refused[0].logged.seq, refused[-1].logged.seq, bounded(refused[-1].reason)
             exchange, events = _exchange(refused[-1].outcome), len(refused)
             yield attempt(
-                partition, first, last, outcome=attempts.UNAVAILABLE, events=events, reason=reason, exchange=exchange
+                partition,
+                first,
+                last,
+                outcome=event_states.UNAVAILABLE,
+                events=events,
+                reason=reason,
+                exchange=exchange,
             )
 
 
@@ -93,7 +99,7 @@ def _settled_runs(batch: BatchRecord, deliveries: Sequence[Delivery]) -> Iterato
     """Yield the runs of settled events with the same outcome; each parked event is a run."""
     for outcome, group in groupby(deliveries, key=lambda delivery: _SETTLED.get(delivery.state, "")):
         # What a replay passes because it is parked or a dead letter is not superseded.
-        if not outcome or (outcome == attempts.SUPERSEDED and batch.replay is not None):
+        if not outcome or (outcome == event_states.SUPERSEDED and batch.replay is not None):
             continue
         run = [delivery.logged.seq for delivery in group]
         yield from [(outcome, run)] if batch.read_to else [(outcome, [seq]) for seq in run]
@@ -226,10 +232,10 @@ class AttemptRecorder(Observer):
         written = Counter(row.target_id for row in rows)
         full = sorted(one for one in written if self._untrimmed.get(one, retry.TRIM_ROWS) >= retry.TRIM_ROWS)
         with self._database.writing() as connection:
-            attempts.record(connection, rows)
-            delivery_times.report(connection, times)
+            event_states.record_attempts(connection, rows)
+            series.report_times(connection, times)
             for target_id in full:
-                attempts.trim(connection, target_id)
+                event_states.trim_attempts(connection, target_id)
         for target_id, number in written.items():
             self._untrimmed[target_id] = 0 if target_id in full else self._untrimmed[target_id] + number
 

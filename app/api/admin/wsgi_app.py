@@ -40,12 +40,12 @@ from app.config.formats.notify_lines import (
 )
 from app.config.target_settings import joined, parse_line, parse_lines, redacted
 from app.config.targets.base import TargetSettings, ordered_fields
-from app.manifest.changes import set_keys
+from app.manifest.plan import set_keys
 from app.outbox import audit
 from app.outbox.buckets import count_buckets
+from app.outbox.declared import OPENED, StoredTarget, UnknownTarget
 from app.outbox.delivery.availability import with_failing
 from app.outbox.registry import ReadOnlyTarget, Registry, TargetInUse
-from app.outbox.targets import OPENED, StoredTarget, UnknownTarget
 from app.resources.refusal import ADMIN_ROUTE
 
 log = logging.getLogger("bucketwire.api")

@@ -10,9 +10,18 @@ from app.config.errors import did_you_mean
 from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.outbox.errors import UnknownToken
-from app.resources.audit_entry import ACTIONS, KINDS, AuditEntry, AuditPage, AuditQuery
 from app.resources.declaration import TEXT, BadMember, format_time
-from app.resources.token import CreatedToken, NewToken, Token, Tokens
+from app.resources.service import (
+    ACTIONS,
+    KINDS,
+    AuditEntry,
+    AuditPage,
+    AuditQuery,
+    CreatedToken,
+    NewToken,
+    Token,
+    Tokens,
+)
 
 routes = Blueprint("access", __name__)
 

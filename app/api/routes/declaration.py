@@ -13,13 +13,11 @@ from app.config.bucket_settings import BucketId
 from app.config.bucket_settings import BucketSettings as Settings
 from app.config.errors import BadSettings
 from app.config.fields.fields import fields_of
-from app.manifest.changes import set_keys
 from app.manifest.document import parse_manifest, schema
-from app.manifest.plan import apply, make_plan, plan_resource
-from app.outbox.bucket_settings import BucketRegistry, StoredBucket
-from app.resources.bucket import BucketSettings, BucketSettingsRemoved, BucketsSettings
+from app.manifest.plan import apply, make_plan, plan_resource, set_keys
+from app.outbox.buckets import BucketRegistry, StoredBucket
 from app.resources.declaration import BadMember
-from app.resources.plan import ApplyQuery, KeysQuery, Plan
+from app.resources.plan import ApplyQuery, BucketSettings, BucketSettingsRemoved, BucketsSettings, KeysQuery, Plan
 from app.resources.service import EffectiveApiSettings, EffectiveSetting
 
 routes = Blueprint("settings", __name__)

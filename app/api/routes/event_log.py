@@ -36,14 +36,14 @@ from app.config.secrets import Sealer
 from app.events.model import EVENT_ID, origin_of, trace_fields
 from app.events.model import Origin as EventOrigin
 from app.events.names import EVERY, UnknownEventName, expand
-from app.outbox.admin import attempts, event_states
+from app.outbox.admin import event_states
 from app.outbox.admin.event_states import RecordedEvent, find_event, object_history
 from app.outbox.admin.replays import Selection, checked
 from app.outbox.engine.database import Database
 from app.outbox.search import EventFilter, search
-from app.resources.dead_letter import failed_attempts
 from app.resources.declaration import MAX_PAGE, TEXT, BadMember, format_time, parse_query, refuse_unknown
 from app.resources.event import Attempt, DeliveryState, Event, Events, EventsQuery, Exchange, Origin, StreamQuery
+from app.resources.undelivered import failed_attempts
 from app.rules.model import EVERY_BUCKET, Rule
 
 routes = Blueprint("event_log", __name__)
@@ -168,7 +168,7 @@ def _exchange(state: event_states.DeliveryState) -> Exchange | None:
     return msgspec.structs.replace(exchange, at=format_time(state.exchange_at))
 
 
-def _attempt(attempt: attempts.Attempt) -> Attempt:
+def _attempt(attempt: event_states.Attempt) -> Attempt:
     return Attempt.of(
         attempt,
         attempt=attempt.attempt or None,

@@ -21,37 +21,37 @@ from app.api.description import answers
 from app.api.services import Services, services
 from app.cached_probe import CachedProbe, ProbeResult
 from app.config.arn import TargetId
-from app.outbox import heartbeats, log_head, refusals
+from app.outbox import log_head, refusals, upkeep
 from app.outbox.admin.counters import Audit, TargetCounters, TargetStatus, audit, read_status
-from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
-from app.outbox.certificates import Certificate, near_end, read_certificates
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.heartbeats import beat_at
 from app.outbox.log.spool import Spool, waiting_files
-from app.outbox.newest_events import NEWEST, unknown_names
 from app.outbox.policies import CERTIFICATES
 from app.outbox.processes import (
     API,
     RUNNING,
+    Certificate,
     Process,
     Queue,
     hindered_workers,
     live_workers,
+    near_end,
     processes_of,
+    read_certificates,
     read_processes,
     read_queues,
     silent_workers,
 )
-from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import TABLES, latest_results
+from app.outbox.reconcile.schedule import RunState, read_run_states
 from app.outbox.refusals import AnswerKind
-from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.sources.intake import read_kept
+from app.outbox.sources.rows import StoredSource, read_sources
 from app.outbox.sources.watched import FOUND_KINDS, Watched, read_watched
+from app.outbox.symptoms import NEWEST, OldSnapshots, read_old_snapshots, unknown_names
 from app.outbox.tokens import StoredToken, read_tokens
-from app.outbox.upkeep import TaskState, read_tasks
+from app.outbox.upkeep import TaskState, beat_at, read_tasks
 from app.resources.refusal import COUNTED_REASONS, surface_of
 from app.resources.source import SOURCE_STATES
 from app.resources.target import STATES
@@ -156,7 +156,7 @@ class Scrape:
         try:
             with self._services.database.snapshot() as connection:
                 statuses = read_status(connection)
-                drained = heartbeats.last_drain(connection)
+                drained = upkeep.last_drain(connection)
                 now = database_now(connection)
                 processes = read_processes(connection)
                 queues = read_queues(connection, processes, now)
@@ -182,7 +182,7 @@ class Scrape:
             worked_at = beat_at(processes)
             seconds = math.inf if worked_at is None else max(0, now - worked_at) / 1000
             yield _single("beat_age_seconds", "Seconds since a beat last did its work, +Inf for never.", seconds)
-            age = heartbeats.drain_age(drained, now)
+            age = upkeep.drain_age(drained, now)
             # Without a sample, the alert on its age would never fire for a drain that has never run.
             seconds = math.inf if age is None else age / 1000
             yield _single("drain_age_seconds", "Seconds since the last drain, +Inf for never.", seconds)

@@ -20,10 +20,10 @@ from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Receipt
 from app.outbox.log.group_commit import Recorder
 from app.outbox.reconcile import runs
-from app.outbox.reconcile.findings import read_findings
 from app.outbox.reconcile.log_queries import unchanged_since
-from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliations as Runs
+from app.outbox.reconcile.runs import read_findings
+from app.outbox.reconcile.schedule import RunRequests
 from app.resources.declaration import TEXT, Nothing
 from app.resources.reconciliation import (
     Finding,

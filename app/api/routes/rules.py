@@ -11,9 +11,8 @@ from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.errors import BadSettings
+from app.outbox.declared import StoredRule, UnknownTarget, matching_rules, rule_resource
 from app.outbox.delivery.availability import with_failing
-from app.outbox.rules import StoredRule, matching_rules, rule_resource
-from app.outbox.targets import UnknownTarget
 from app.resources import rule as resources
 from app.resources.declaration import BadMember
 from app.resources.rule import (

@@ -20,19 +20,18 @@ from app.config.errors import BadSettings, BadValue
 from app.doctor import Finding
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
 from app.doctor.checks import Check as DoctorCheck
-from app.outbox import heartbeats
+from app.outbox import schema_version, upkeep
 from app.outbox.admin.counters import read_status
 from app.outbox.delivery.leases import lease_holders, leased_partitions
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.heartbeats import read_beat_at
 from app.outbox.log.spool import describe_waiting, waiting_files
 from app.outbox.policies import HEARTBEATS, SPOOL
 from app.outbox.processes import ENDED, SILENT, forget_host, listed_processes, read_processes, read_queues
 from app.outbox.processes import Process as KnownProcess
-from app.outbox.schema import schema_version
-from app.outbox.schema.schema_version import SchemaState
-from app.outbox.sources.stored import read_sources
+from app.outbox.schema_version import SchemaState
+from app.outbox.sources.rows import read_sources
+from app.outbox.upkeep import read_beat_at
 from app.quantities import count_noun, format_age
 from app.release import VERSION
 from app.resources.declaration import TEXT, format_time, refuse_unknown
@@ -92,7 +91,7 @@ def processes() -> Processes:
     heartbeat of a worker that serves the queue.
     """
     with services().database.snapshot() as connection:
-        drained = heartbeats.last_drain(connection)
+        drained = upkeep.last_drain(connection)
         now = database_now(connection)
         known = read_processes(connection)
         queues = read_queues(connection, known, now)
@@ -101,11 +100,11 @@ def processes() -> Processes:
         sources = read_sources(connection)
     pulling = [(stored.holder, str(stored.source)) for stored in sources if stored.leased_until > now]
     own = {holder for one in known for holder in one.holders}
-    age = heartbeats.drain_age(drained, now)
+    age = upkeep.drain_age(drained, now)
     arns = {queue.row_id: queue.target.arn(services().settings.region) for queue in queues}
     return Processes(
         flower=services().settings.flower_url or None,
-        drain=Drain(running=not heartbeats.drain_stopped(drained, now), age=None if age is None else age / 1000),
+        drain=Drain(running=not upkeep.drain_stopped(drained, now), age=None if age is None else age / 1000),
         processes=[_process(one, holders, arns, pulling, now) for one in listed_processes(known, now)],
         queues=[
             WorkerQueue(
@@ -231,7 +230,7 @@ def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: 
         return {"database": Check(ok=False, reason=reason), "schema": unknown, "drain": unknown, "beat": unknown}
     # During a rolling upgrade, processes of the previous version work with the new schema and must stay in service.
     schema: SchemaState = state["schema"]
-    age, runs = heartbeats.drain_age(state["drained"], now), not heartbeats.drain_stopped(state["drained"], now)
+    age, runs = upkeep.drain_age(state["drained"], now), not upkeep.drain_stopped(state["drained"], now)
     drain_reason = UNSET if runs else "nothing is delivered: do the broker, a beat and a worker that drains run?"
     return {
         "database": Check(ok=True),
@@ -255,7 +254,7 @@ def _read_state(database: Database) -> Mapping[str, Any]:
     if schema.revision is None:
         return {"schema": schema, "drained": None, "beat": None}
     with database.reading() as connection:
-        times = {"drained": heartbeats.last_drain(connection)}
+        times = {"drained": upkeep.last_drain(connection)}
         times["beat"] = None if schema.problem else read_beat_at(connection)
         ahead = now_ms() - database_now(connection)  # they were recorded by the database's clock
     return {"schema": schema} | {name: None if at is None else at + ahead for name, at in times.items()}

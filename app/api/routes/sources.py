@@ -21,7 +21,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.errors import UnknownSource
 from app.outbox.log.append import QueueFull
 from app.outbox.series import REQUESTS, incoming_rates, of_source
-from app.outbox.sources.stored import StoredSource, read_sources
+from app.outbox.sources.rows import StoredSource, read_sources
 from app.outbox.sources.watched import Watched, read_watched
 from app.resources.declaration import Nothing, format_time
 from app.resources.source import (

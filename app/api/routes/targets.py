@@ -40,17 +40,14 @@ from app.config.targets.base import (
 )
 from app.events.own_events import TEST_BUCKET, make_test_events
 from app.outbox import audit, series
-from app.outbox.admin.counters import TargetCounters, read_status
-from app.outbox.admin.partition_states import read_partitions
+from app.outbox.admin.counters import TargetCounters, read_partitions, read_status
+from app.outbox.declared import StoredTarget, UnknownTarget
 from app.outbox.delivery.availability import with_failing
-from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import QueueFull
 from app.outbox.log.group_commit import Recorder
-from app.outbox.registry import ReadOnlyTarget
-from app.outbox.series import RESOLUTIONS, read_merged, read_series
-from app.outbox.service_settings import read_api_settings
-from app.outbox.targets import StoredTarget, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget, read_api_settings
+from app.outbox.series import RESOLUTIONS, percentile, read_merged, read_series
 from app.resources.declaration import BadMember, Nothing, format_time
 from app.resources.target import (
     Acknowledgement,

@@ -11,24 +11,31 @@ from app.api.auth import ADMIN, READ, may_see, needs, require_target
 from app.api.description import answers
 from app.api.errors import ApiProblem
 from app.api.services import reserve, services
-from app.outbox.admin import replays, retries
+from app.outbox.admin import replays, undelivered
 from app.outbox.admin.replays import Selection
-from app.outbox.admin.retries import Retries, RetryPlace
+from app.outbox.admin.undelivered import Retries, RetryPlace
 from app.outbox.column_values import NEVER
 from app.outbox.errors import UnknownReplay
-from app.resources.dead_letter import (
+from app.resources.declaration import MAX_NUMBER, BadMember, format_time
+from app.resources.undelivered import (
     DeadLetterFilter,
     DeadLetterPage,
     DeadLetterQuery,
     DeadLetterReasons,
+    Due,
+    GivenUp,
+    NewReplay,
     Purged,
     ReasonsQuery,
+    Replay,
     Replayed,
+    Replays,
+    Retry,
+    RetryFilter,
+    RetryPage,
+    RetryQuery,
     failed_attempts,
 )
-from app.resources.declaration import MAX_NUMBER, BadMember, format_time
-from app.resources.replay import NewReplay, Replay, Replays
-from app.resources.retry import Due, GivenUp, Retry, RetryFilter, RetryPage, RetryQuery
 
 routes = Blueprint("undelivered", __name__)
 _LAST = 2**31 - 1  # the greatest number that the table can have
@@ -87,7 +94,7 @@ def _retry_place(text: str) -> RetryPlace | None:
     return RetryPlace(*numbers)
 
 
-def _retry(retry: retries.Retry) -> Retry:
+def _retry(retry: undelivered.Retry) -> Retry:
     arn = retry.target.arn(services().settings.region)
     return Retry.of(retry, target=arn, event=retry.name, history=failed_attempts(retry.history))
 

@@ -17,9 +17,9 @@ from app.events.minio_json import timestamp
 from app.events.model import Event
 from app.events.normalize import event_of
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
-from app.outbox.targets import UnknownTarget
 from app.resources.declaration import format_time
 from app.rules.model import BadRules
 from app.rules.notification_xml import (

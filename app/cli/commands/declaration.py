@@ -13,7 +13,7 @@ from app.cli_common.param_types import BUCKET_ID, KEY_VALUE
 from app.config.bucket_settings import BucketId
 from app.manifest.document import parse_manifest, read_yaml, schema
 from app.quantities import count_noun
-from app.resources.bucket import BucketSettings
+from app.resources.plan import BucketSettings
 from app.rules.filters import parse_filters
 
 _PATH = "/v1/buckets"

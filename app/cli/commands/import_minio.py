@@ -19,7 +19,7 @@ from app.cli_common.output import printable, progress
 from app.config.arn import TargetId
 from app.events.buckets import TENANT_HINT, is_fixed, is_tenant, name_in
 from app.events.model import Event
-from app.minio_import.queue_dir import QueueFile, files, read
+from app.minio_queue_dir import QueueFile, files, read
 from app.outbox.admin.counters import read_counters
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log.append import QueueFull
@@ -88,7 +88,7 @@ def _copy_rules(
     skip_unknown: bool,
     dry_run: bool,
 ) -> None:
-    from app.minio_import.live import MinioUnreachable, bucket_rules  # noqa: PLC0415 - loads botocore: 0.1 s
+    from app.minio_rules import MinioUnreachable, bucket_rules  # noqa: PLC0415 - loads botocore: 0.1 s
 
     access_key = access_key or click.prompt("access key", err=True)
     secret_key = os.environ.get("AWS_SECRET_ACCESS_KEY") or click.prompt("secret key", hide_input=True, err=True)

@@ -4,9 +4,8 @@ import click
 
 from app.cli_common.context import ServiceContext, pass_context
 from app.folders import make_private
-from app.outbox import log_head
+from app.outbox import log_head, migration, schema_version
 from app.outbox.engine.locks import write_alone
-from app.outbox.schema import migration, schema_version
 
 
 @click.command()

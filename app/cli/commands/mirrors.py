@@ -13,8 +13,15 @@ from app.cli.groups import Group
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.events.buckets import name_at_store
-from app.resources.drift import DRIFT_KINDS, FORMATS, drift_of, finding_line
-from app.resources.reconciliation import MAX_FINDINGS, Finding, Reconciliation
+from app.resources.reconciliation import (
+    DRIFT_KINDS,
+    FORMATS,
+    MAX_FINDINGS,
+    Finding,
+    Reconciliation,
+    drift_of,
+    finding_line,
+)
 
 _PATH = "/v1/reconciliations"
 JOBS = "spark_jobs"  # the only link from app to the jobs: a module name that Python runs

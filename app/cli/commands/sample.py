@@ -5,7 +5,7 @@ import orjson
 
 from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
-from app.outbox.targets import UnknownTarget
+from app.outbox.declared import UnknownTarget
 from app.supervisor import embedded_redis
 from app.supervisor.start import SAMPLE
 

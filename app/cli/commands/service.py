@@ -11,9 +11,8 @@ from app.cli.groups import Group
 from app.cli_common.output import Columns, mending_command, printable
 from app.cli_common.param_types import TIME
 from app.quantities import format_seconds
-from app.resources.audit_entry import AuditEntry
 from app.resources.declaration import format_time
-from app.resources.service import Process
+from app.resources.service import AuditEntry, Process
 from app.resources.target import urgency
 
 DISPENSABLE = ("mode", "superseded", "purged", "recorded", "delivered")  # beside what waits or is lost

@@ -8,7 +8,7 @@ from app.cli_common.param_types import TARGET, complete_scopes, split_words
 from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.events.frontends import S3_FRONTENDS
-from app.resources.token import Token
+from app.resources.service import Token
 
 _NONE_LEFT = "no token is left: no client can use the API; create one: `bucketwire token create`"
 _NONE_YET = "no tokens yet: every program on this machine can use the API"

@@ -20,10 +20,8 @@ from app.cli_common.param_types import TARGET, TIME
 from app.config.arn import TargetId
 from app.quantities import count_noun
 from app.resources import declaration
-from app.resources.dead_letter import DeadLetter, DeadLetterFilter
 from app.resources.declaration import Member, Query, filter_parts, format_time
-from app.resources.replay import Replay
-from app.resources.retry import Retry, RetryFilter
+from app.resources.undelivered import DeadLetter, DeadLetterFilter, Replay, Retry, RetryFilter
 
 BATCH_IDS = 100  # that one request asks for: as many as its line has room for
 _MAX_ROWS = 100_000

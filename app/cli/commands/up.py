@@ -22,9 +22,9 @@ from app.cli_common.context import ServiceContext
 from app.config.settings import Settings
 from app.folders import make_private
 from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
-from app.outbox.schema.migration import migrate
-from app.outbox.sources.stored import any_by_spark, any_source
+from app.outbox.sources.rows import any_by_spark, any_source
 from app.outbox.tokens import check_listen
 from app.supervisor import embedded_redis, start
 from app.supervisor.fork_server import ForkServer

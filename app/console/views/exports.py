@@ -16,9 +16,8 @@ from flask import Response
 from app.api import Refused
 from app.api.services import reserve
 from app.console import calls
-from app.console.formats import short_target
+from app.console.formats import curves, short_target
 from app.console.pages import form_values, page, within_limits
-from app.console.series import curves
 
 MAX_ROWS = 10_000  # of a file
 MAX_BYTES = 16 << 20  # of a file's rows as JSON, after which it ends: all of them are in this process' memory

@@ -10,7 +10,7 @@ from app.config.declared_types import is_namespace
 from app.console import calls
 from app.console.formats import command, short_id, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor
-from app.resources.drift import DRIFT_KINDS, describe_drift, drift_of
+from app.resources.reconciliation import DRIFT_KINDS, describe_drift, drift_of
 
 _NOTED = (*DRIFT_KINDS, "unmatched", "unreadable")  # numbers of a run that are worth a look
 _TILES = ("objects", "target_rows", *DRIFT_KINDS, "in_flight", "repaired")

@@ -15,9 +15,18 @@ from app.api.auth import ADMIN, READ, acting, refuse_token
 from app.api.services import services
 from app.api.wsgi_layers import Refusal, set_refusal
 from app.config.settings import ApiToken, hash_token
-from app.console.openid import Begun, identity, lacking
 from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
-from app.console.session import LIFETIME, Session, forget_flow, forget_session, is_secure, new_session
+from app.console.session import (
+    LIFETIME,
+    Begun,
+    Session,
+    forget_flow,
+    forget_session,
+    identity,
+    is_secure,
+    lacking,
+    new_session,
+)
 from app.logs import clause, printable
 
 log = logging.getLogger("bucketwire.api")

@@ -1,4 +1,4 @@
-"""A target: its curves, its counters, what fails and why, and its test."""
+"""Show targets and sources, whether they work and what fails; test, pause, resume and remove them."""
 
 import time
 from collections import Counter
@@ -7,16 +7,18 @@ from typing import Any
 
 from flask import Response, request
 
+from app.api import Refused
 from app.api.services import services
-from app.config.declared_types import TYPES
+from app.config.declared_types import SOURCE_TYPES, TYPES
+from app.config.sources.base import ordered_source_fields
 from app.config.targets.base import ordered_fields
 from app.console import calls
 from app.console.calls import resource_path
 from app.console.findings import Line, lines, of_target
-from app.console.formats import number, short_target
-from app.console.pages import action, done, form_values, page, show, visitor
-from app.console.series import Curves, Point, curves, newest, newest_times, points
-from app.console.settings_in_force import as_set, by_default, other_values
+from app.console.formats import Curves, Point, curves, newest, newest_times, number, points, pretty_json, short_target
+from app.console.pages import NOTHING_SELECTED, action, done, form_values, page, show, ticked_numbers, visitor
+from app.console.views.settings_forms import ROOMS, as_set, by_default, other_values
+from app.quantities import count_noun
 from app.resources.declaration import BadMember
 
 _RETRIES = 100  # retried objects, of which the last reasons are counted
@@ -137,3 +139,139 @@ def retry(kind: str, name: str) -> Response:
     chosen = {"target": f"{kind}:{name}"} | ({"ids": [event]} if event else {})
     due = calls.change("POST", "/v1/retries/now", chosen)["due"]
     return done(f"{number(due)} {'event is' if due == 1 else 'events are'} due at once.", f"targets/{kind}/{name}")
+
+
+_MESSAGES = 50  # rejected messages
+_MAX_BODY_CHARACTERS = 100_000  # of a rejected message on its page
+_RANK = {"failing": 0, "waiting": 1, "paused": 2, "running": 3, "disabled": 4}
+
+
+@page("/sources")
+def sources() -> Response:
+    """List the sources, those with problems first."""
+    listed = calls.get("/v1/sources")["sources"]
+    listed.sort(key=lambda source: (_RANK.get(source["state"], 9), source["type"], source["name"]))
+    return show("sources.html", here="sources", sources=listed)
+
+
+@page("/sources/<kind>/<name>")
+def source(kind: str, name: str) -> Response:
+    """Show a source and its rejected messages."""
+    shown, after = calls.get(_source_path(kind, name)), request.args.get("after", "")
+    rejected: dict[str, Any] = {"rejected": [], "next": None}
+    if shown["rejected_messages"]:
+        rejected = calls.get(f"{_source_path(kind, name)}/rejected", limit=_MESSAGES, after=after)
+    return show(
+        "source.html",
+        here="sources",
+        source=shown,
+        name=f"{kind}:{name}",
+        path=f"sources/{kind}/{name}",
+        rejected=rejected,
+        after=after,
+        settings=as_set(shown["settings"], {}),
+        defaults=by_default(ordered_source_fields(SOURCE_TYPES[kind]), shown["settings"], {}),
+    )
+
+
+@page("/sources/<kind>/<name>/rejected/<int:message>")
+def rejected_message(kind: str, name: str, message: int) -> Response:
+    """Show a rejected message as it was pulled."""
+    found = calls.get(f"{_source_path(kind, name)}/rejected/{message}")
+    text = found["body"]
+    return show(
+        "source_message.html",
+        here="sources",
+        name=f"{kind}:{name}",
+        path=f"sources/{kind}/{name}",
+        message=found,
+        headers=pretty_json(found["headers"]) if found["headers"] else "",
+        body=(found["base64"] if text is None else text)[:_MAX_BODY_CHARACTERS],
+        cut=len(found["base64"] if text is None else text) > _MAX_BODY_CHARACTERS,
+    )
+
+
+@action("/sources/<kind>/<name>/retry", "sources/{kind}/{name}")
+def retry_messages(kind: str, name: str) -> Response:
+    """Record the events of the ticked messages; the first one that still has none ends it."""
+    back, ids = f"sources/{kind}/{name}", _ticked_messages()
+    recorded = repeated = 0
+    for message in ids:
+        try:
+            answer = calls.change("POST", f"{_source_path(kind, name)}/rejected/{message}/retry")
+        except Refused as refused:
+            before = count_noun(recorded, "event")
+            return done(f"Message {message}: {refused}. Recorded before it: {before}.", back, bad=True)
+        recorded, repeated = recorded + answer["recorded"], repeated + answer["repeated"]
+    known = f"; {count_noun(repeated, 'event')} were in the log already" if repeated else ""
+    return done(f"Recorded: {count_noun(recorded, 'event')}{known}.", back)
+
+
+@action("/sources/<kind>/<name>/delete", "sources/{kind}/{name}")
+def delete_messages(kind: str, name: str) -> Response:
+    """Delete the ticked messages permanently."""
+    back, ids = f"sources/{kind}/{name}", _ticked_messages()
+    deleted = calls.change("POST", f"{_source_path(kind, name)}/rejected/delete", {"ids": ids})["deleted"]
+    return done(f"{number(deleted)} {'message is' if deleted == 1 else 'messages are'} deleted.", back)
+
+
+def _ticked_messages() -> list[int]:
+    """Return the ticked messages. Raises `Refused` if there are none."""
+    if ids := ticked_numbers():
+        return ids
+    raise Refused(400, {"detail": NOTHING_SELECTED})
+
+
+def _source_path(kind: str, name: str) -> str:
+    return resource_path("sources", kind, name)
+
+
+@page("/<any(targets, sources):room>/<kind>/<name>/pause", "POST")
+def pause(room: str, kind: str, name: str) -> Response:
+    """Pause a target or source."""
+    reason = form_values("reason")["reason"] or "paused in the console"
+    calls.change("POST", f"{resource_path(room, kind, name)}/pause", {"reason": reason})
+    return done(f"{kind}:{name} is paused; {ROOMS[room].waits}.", f"{room}/{kind}/{name}")
+
+
+@page("/<any(targets, sources):room>/<kind>/<name>/resume", "POST")
+def resume(room: str, kind: str, name: str) -> Response:
+    """Resume a target or source, or try a source that fails at once."""
+    calls.change("POST", f"{resource_path(room, kind, name)}/resume")
+    return done(f"{kind}:{name} {ROOMS[room].resumed}.", f"{room}/{kind}/{name}")
+
+
+@page("/targets/<kind>/<name>/acknowledge", "POST")
+def acknowledge(kind: str, name: str) -> Response:
+    """End the warning of the events that were discarded for a target, as many as the page has shown."""
+    shown = form_values("discarded")["discarded"]
+    discarded = int(shown) if shown.isdecimal() else 0
+    calls.change("POST", f"{resource_path('targets', kind, name)}/acknowledge", {"discarded": discarded})
+    return done(f"{discarded} discarded events of {kind}:{name} are acknowledged.", f"targets/{kind}/{name}")
+
+
+@page("/<any(targets, sources):room>/<kind>/<name>/remove", "GET", "POST")
+def remove(room: str, kind: str, name: str) -> Response:
+    """Remove a target or source, after its name was typed."""
+    path, full, of = resource_path(room, kind, name), f"{kind}:{name}", ROOMS[room]
+    shown, typed, problem = calls.get(path), form_values("typed")["typed"], ""
+    if request.method == "POST":
+        try:
+            if typed == full:
+                lost = ", ".join(calls.change("DELETE", path, force="true").get("lost", ()))
+                return done(f"{full} is removed" + (f"; lost: {lost}." if lost else f"{of.stays}."), room)
+            problem = f"type {full} to remove it"
+        except Refused as refused:
+            problem = str(refused)
+    return show(
+        "settings_remove.html",
+        here=room,
+        room=room,
+        kind=of.noun,
+        shown=shown,
+        name=full,
+        path=f"{room}/{kind}/{name}",
+        rules=rules_of(shown["arn"]) if room == "targets" else [],
+        problem=problem,
+        typed=typed,
+    )

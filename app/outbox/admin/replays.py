@@ -15,12 +15,12 @@ from app.events.names import EVERY, UnknownEventName, expand, families, nearest
 from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import audit, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
+from app.outbox.declared import UnknownTarget, find_target
 from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.policies import REPLAYS
-from app.outbox.targets import UnknownTarget, find_target
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG, clean_reason
+from app.outbox.declared import OPENED, OPENING_FAILED, Failing, StoredTarget
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.policies import FAILING, OPENINGS
-from app.outbox.targets import OPENED, OPENING_FAILED, Failing, StoredTarget
 
 
 @repeated_after_deadlock

@@ -17,7 +17,7 @@ from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.engine.many_rows import search_each
 from app.outbox.log.arrivals import LogWindow
 from app.outbox.log.reading import is_for, is_named, small_record, within_budget
-from app.outbox.versions.object_versions import ObjectKey, ObjectVersions
+from app.outbox.object_versions import ObjectKey, ObjectVersions
 
 LogPosition = tuple[int, int]  # partition and seq of an event in the log
 MAX_NEWER_EVENTS = 16  # newer events of an object, for any target, that are checked for each event

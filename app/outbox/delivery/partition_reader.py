@@ -31,8 +31,8 @@ from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import LogWindow, unread_after
 from app.outbox.log.reading import first_within_budget, is_for, readable
+from app.outbox.object_versions import ObjectVersions
 from app.outbox.policies import PARTITION_READS
-from app.outbox.versions.object_versions import ObjectVersions
 
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object

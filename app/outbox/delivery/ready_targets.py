@@ -9,12 +9,12 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
+from app.outbox.declared import StoredTarget
 from app.outbox.delivery.availability import ready_times
 from app.outbox.delivery.leases import claimed_partitions
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import Registry
-from app.outbox.targets import StoredTarget
 from app.wakeups import Due, Ready
 
 HARD_LIMIT_SECONDS = 300  # a task that takes longer is killed with its process, unless its target is allowed more time

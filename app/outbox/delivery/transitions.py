@@ -24,7 +24,7 @@ parked once more; such an event is *replayed*, and so is a replayed dead letter.
 queue (`queue_limit`) until it is settled, and then frees it (`cursors.freed`); a replayed event holds none.
 
 `app.outbox.delivery.leases` alone writes the columns of `cursors` that are a lease; a mirror's knowledge of versioned
-keys has a column there too, `folded` (`app.outbox.versions`).
+keys has a column there too, `folded` (`app.outbox.object_versions`).
 
 Each function is for one target and, but for `try_all_now`, in the caller's transaction. It locks first what
 `app.outbox.engine.locks` says, so that it sees what a concurrent settlement wrote, or is seen by it. A transaction has

@@ -11,7 +11,7 @@ An event that every cursor has passed stays in the log as long as
   The newest event lets a mirror detect that the older one, delivered once more, is superseded. This works for any
   order in which the events were recorded or leave the log, and it keeps one event per object, however many there were.
 
-The mirror policy's knowledge of versioned keys outlives the events (`app.outbox.versions`).
+The mirror policy's knowledge of versioned keys outlives the events (`app.outbox.object_versions`).
 """
 
 import math
@@ -31,8 +31,8 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import try_lock_tail
 from app.outbox.engine.many_rows import chunks
 from app.outbox.log import arrivals
+from app.outbox.object_versions import keep_records
 from app.outbox.policies import RETENTION
-from app.outbox.versions.retention import keep_records
 
 
 @dataclass(slots=True)

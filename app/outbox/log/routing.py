@@ -13,7 +13,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.column_values import NO_LIMIT
-from app.outbox.rules import rule_from_row
+from app.outbox.declared import rule_from_row
 from app.rules.filters import not_waiting
 from app.rules.matching import Matcher, compile_rules
 from app.rules.model import Rule

@@ -11,6 +11,7 @@ from app.events.model import Event
 from app.events.names import ContentChange, content_change, is_concrete, selectors_with
 from app.listings.limits import BadListing
 from app.outbox import log_head, tables
+from app.outbox.declared import find_target
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
@@ -20,9 +21,8 @@ from app.outbox.errors import LogLost
 from app.outbox.log.append import Guard, key_hash
 from app.outbox.log.arrivals import unread_of_targets
 from app.outbox.log.reading import is_for, is_named
+from app.outbox.object_versions import ObjectKey, key_state
 from app.outbox.reconcile.runs import LogPosition
-from app.outbox.targets import find_target
-from app.outbox.versions.object_versions import ObjectKey, key_state
 
 _CONTENT = selectors_with(
     ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED

@@ -1,11 +1,17 @@
-"""Register runs of reconciliations and backfills, one at a time per target and bucket, and how far each has come."""
+"""Register runs of reconciliations, backfills and `bucketwire tables`, how far each has come, and its first findings.
+
+A reconciliation or backfill is the only one of its target and bucket. Runs of `bucketwire tables` have neither: they
+are recorded so that a failed one is seen. The tables' own state decides which of two such runs at once goes on, so
+nothing here keeps one from beginning. The findings are for those who cannot read the report's folder.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
+import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
@@ -16,8 +22,8 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.engine.many_rows import chunks
 from app.outbox.errors import AlreadyRunning, UnknownRun
-from app.resources.drift import drift_of
-from app.resources.reconciliation import COUNTS
+from app.outbox.policies import RECONCILIATIONS
+from app.resources.reconciliation import COUNTS, drift_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,3 +349,93 @@ def newest_runs(
         _reconciliation(row) for row in connection.execute(sa.select(tables.reconciliations).where(r.id.in_(newest)))
     ]
     return {(run.job, run.target, run.place): run for run in runs}
+
+
+_R = tables.reconciliations.c
+
+
+@repeated_after_deadlock
+def begin_tables(database: Database, *, lease: int) -> str:
+    """Record that an update of the tables begins, and return the run's name; it is dead `lease` ms after its renewal.
+
+    What has not recorded its end counts as dead.
+    """
+    with database.writing() as connection:
+        now = database_now(connection)
+        running = tables.reconciliations.update().where(_R.job == TABLES, _R.state == RUNNING)
+        connection.execute(running.values(state=FAILED, finished_at=now, problem=PROCESS_DIED))
+        return _insert_tables(connection, RUNNING, now, alive_until=now + lease)
+
+
+def end_tables(database: Database, run: str, *, problem: str = "") -> None:
+    """Record the end of an update, with its problem if it failed; of the earlier ones the last of each state stays."""
+    runs = Reconciliations(database)
+    runs.end(run, FAILED if problem else CLEAN, {}, problem=problem)
+    with database.reading() as connection:
+        now = database_now(connection)
+    runs.delete_old(TABLES_TARGET, "", now, job=TABLES)
+
+
+@repeated_after_deadlock
+def fail_tables(database: Database, problem: str, since: int) -> None:
+    """Record that an update that was started at `since` (ms) has failed, unless it has recorded its own end."""
+    with database.writing() as connection:
+        now = database_now(connection)
+        failed = {"state": FAILED, "finished_at": now, "problem": problem[:2000]}
+        own = connection.execute(sa.select(_R.state).where(_R.job == TABLES, _R.started_at >= since)).scalars().all()
+        if not own:
+            run = _insert_tables(connection, RUNNING, now, alive_until=now)
+            connection.execute(tables.reconciliations.update().where(_R.run == run).values(**failed))
+        elif RUNNING in own:
+            running = tables.reconciliations.update().where(_R.job == TABLES, _R.state == RUNNING)
+            connection.execute(running.values(**failed))
+
+
+def _insert_tables(connection: sa.Connection, state: str, now: int, *, alive_until: int) -> str:
+    run = uuid4().hex
+    connection.execute(
+        tables.reconciliations.insert().values(
+            run=run, job=TABLES, type=TABLES_TARGET.type, name=TABLES_TARGET.name, bucket="", state=state,
+            started_at=now, alive_until=alive_until, finished_at=0, report="", problem="",
+        )
+    )  # fmt: skip
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One difference. `facts` has the key, the object's properties and the row's (`row_…`), as in the report."""
+
+    number: int
+    kind: str
+    facts: Mapping[str, Any]
+
+
+@repeated_after_deadlock
+def store_findings(database: Database, run: str, findings: Iterable[Mapping[str, Any]]) -> int:
+    """Store the findings of a run in place of those that it has; return how many.
+
+    They are at most `RECONCILIATIONS.max_findings`. Each has a `kind` and its other facts, which JSON can express.
+    """
+    rows = [
+        # ASCII, so that every database takes whatever a key is.
+        {"run": run, "number": number, "kind": facts["kind"], "facts": json.dumps(dict(facts))}
+        for number, facts in zip(range(1, RECONCILIATIONS.max_findings + 1), findings, strict=False)
+    ]
+    with database.writing() as connection:
+        connection.execute(tables.findings.delete().where(tables.findings.c.run == run))
+        for some in chunks(rows):
+            connection.execute(tables.findings.insert(), some)
+    return len(rows)
+
+
+def read_findings(
+    database: Database, run: str, *, kind: str = "", limit: int = 100, after: int = 0
+) -> Sequence[Finding]:
+    """Return the first `limit` findings of a run with a number above `after`, those of a kind if one is given."""
+    f = tables.findings.c
+    query = sa.select(tables.findings).where(f.run == run, f.number > after).order_by(f.number).limit(limit)
+    if kind:
+        query = query.where(f.kind == kind)
+    with database.reading() as connection:
+        return [Finding(row.number, row.kind, orjson.loads(row.facts)) for row in connection.execute(query)]

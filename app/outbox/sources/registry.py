@@ -13,13 +13,13 @@ from app.config.sources.base import SourceSettings
 from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.outbox import audit, log_head, tables
 from app.outbox.column_values import clean_reason
-from app.outbox.declared_rows import NOT_NAMED, SealedSettings, read_row
+from app.outbox.declared import NOT_NAMED, SealedSettings, read_row
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
 from app.outbox.engine.locks import repeated_after_deadlock
 from app.outbox.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources import watched
-from app.outbox.sources.stored import (
+from app.outbox.sources.rows import (
     INVALID_SETTINGS,
     StoredSource,
     find_source,

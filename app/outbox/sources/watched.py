@@ -33,8 +33,7 @@ from app.outbox.log.reading import TOO_LONG, first_seq, is_named, within_budget
 from app.outbox.policies import APPEND, RETENTION
 from app.outbox.reconcile.runs import BACKFILLED
 from app.outbox.sources.intake import TargetFull
-from app.outbox.sources.leases import SourceLease, fence
-from app.outbox.sources.stored import paused_itself
+from app.outbox.sources.rows import SourceLease, fence, paused_itself
 from app.quantities import count_noun
 
 _S, _W, _C, _E = tables.sources.c, tables.watched_buckets.c, tables.watched_chunks.c, tables.events.c

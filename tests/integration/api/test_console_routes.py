@@ -14,14 +14,13 @@ import sqlalchemy as sa
 
 from app.cached_probe import NoAnswer, ProbeResult
 from app.doctor import Finding
-from app.outbox import heartbeats, processes, tables
+from app.outbox import processes, tables, upkeep
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import Process, record_process
-from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations, store_findings
 from app.outbox.tokens import Tokens
 from app.server.application import create_app
 from tests.integration.api.conftest import Api, Start, problem, settings, token, url_of
@@ -36,7 +35,7 @@ def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database
         target = add_target(database, name)
     registry(database).pause(target, "for a test")
     Log(database).append([[event("a"), event("b")]])
-    heartbeats.record(database, heartbeats.DRAIN, now_ms())
+    upkeep.record_heartbeat(database, upkeep.DRAIN, now_ms())
     until(lambda: api.client.get("/v1/status").json()["ready"])
     found = api.client.get("/v1/status").json()
     assert found["targets"] == {"running": 1, "paused": 1}
@@ -108,7 +107,7 @@ def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) 
     found = plain.client.get("/v1/processes").json()
     assert found["drain"] == {"running": False, "age": None}
     record_process(plain_log, Process("h:1:x", "w@h", "1", "prefork", ["webhook:served"]))
-    heartbeats.record(plain_log, heartbeats.DRAIN, now_ms())
+    upkeep.record_heartbeat(plain_log, upkeep.DRAIN, now_ms())
     found = plain.client.get("/v1/processes").json()
     assert found["drain"]["running"]
     assert {queue["target"]: queue["served_at"] is not None for queue in found["queues"]} == {
@@ -179,7 +178,7 @@ def test_an_event_is_matched_as_it_would_be_recorded(plain: Api, plain_log: Data
     assert matched(bucket="other", key="b/x", event=delete) == (0, [])
     problem(plain.client.post("/v1/rules/match", json={"key": "x"}), 400, "bad-value")
     with plain_log.reading() as connection:
-        assert heartbeats.last_drain(connection) is None
+        assert upkeep.last_drain(connection) is None
 
 
 def test_filters_are_tried_with_what_the_event_is_said_to_carry(plain: Api, plain_log: Database) -> None:

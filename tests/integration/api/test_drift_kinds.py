@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.resources.drift import DRIFT_KINDS
+from app.resources.reconciliation import DRIFT_KINDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.notices import NoticeRecorder
-from app.outbox.reconcile.findings import store_findings
+from app.outbox.reconcile.runs import store_findings
 from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs.reports import _COLOURS
 from tests.support.builders import add_target, migrated
@@ -113,7 +113,7 @@ def test_the_source_names_a_kind_where_it_is_declared_and_where_it_is_found() ->
             words = set(re.findall(r"\w+", path.read_text()))
             named |= {path.relative_to(ROOT).as_posix()} if words & set(DRIFT_KINDS) else set()
     # The tables have the columns of the version before.
-    assert named == {"app/resources/drift.py", "app/outbox/tables.py"}
+    assert named == {"app/resources/reconciliation.py", "app/outbox/tables.py"}
 
 
 def test_the_page_of_reconciliation_explains_every_kind() -> None:

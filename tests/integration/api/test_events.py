@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from app.config import target_settings
 from app.events.parsing import parse
 from app.outbox import tables
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database
-from app.outbox.targets import UnknownTarget
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
 from tests.support import sample_events

@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.schema.migration import migrate
+from app.outbox.migration import migrate
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.support.api_requests import body

@@ -16,14 +16,13 @@ from app.api.routes.metrics import listing_metrics
 from app.config.arn import TargetId
 from app.config.tls import Validity
 from app.outbox import refusals, tables, upkeep
-from app.outbox.certificates import record_of_target
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import DATABASE, HEARTBEATS
-from app.outbox.processes import Process, record_process
+from app.outbox.processes import Process, record_certificates_of_target, record_process
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from app.outbox.refusals import AnswerKind
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
@@ -71,7 +70,7 @@ def expiring(database: Database) -> dict[str, str]:
     """Have a target with a certificate that ends, and a token in use that expires; the header of the token."""
     with database.reading() as connection:
         [row, *_] = connection.execute(sa.select(tables.targets.c.id, tables.targets.c.revision)).all()
-    record_of_target(database, row.id, row.revision, {"hook.example.com": Validity(0, now_ms())}, now_ms())
+    record_certificates_of_target(database, row.id, row.revision, {"hook.example.com": Validity(0, now_ms())}, now_ms())
     token = Tokens(database).create("prometheus", ["read"], expires_at=now_ms() + 600_000)
     with database.writing() as connection:
         connection.execute(tables.tokens.update().values(used_at=now_ms()))

@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from app.config.tls import validities_of_file
-from app.outbox.certificates import Certificate, read_certificates
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.processes import read_processes
+from app.outbox.processes import Certificate, read_certificates, read_processes
 from tests import services
 from tests.integration.api.conftest import S3, Api, SecureApi, url_of
 from tests.services import until

@@ -13,12 +13,11 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.admin import attempts
-from app.outbox.admin.attempts import Attempt
+from app.outbox.admin import event_states
+from app.outbox.admin.event_states import Attempt
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations, store_findings
 from app.outbox.tokens import Tokens
 from app.resources.declaration import format_time
 from tests import services
@@ -175,7 +174,9 @@ def record_exchange(outbox: Database, event_id: str) -> str | None:
         row = connection.execute(sa.select(e.partition, e.seq).where(e.id == event_id)).one()
         target_id = connection.execute(sa.select(t.id).where(t.type == "webhook", t.name == "audit")).scalar_one()
         made = Attempt(target_id, row.partition, row.seq, row.seq, now_ms() - 60_000, "failed", exchange=exchange)
-        attempts.record(connection, [made, replace(made, at=now_ms(), outcome="unavailable", exchange=None)])
+        event_states.record_attempts(
+            connection, [made, replace(made, at=now_ms(), outcome="unavailable", exchange=None)]
+        )
     return format_time(made.at)
 
 

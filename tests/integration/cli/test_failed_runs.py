@@ -8,9 +8,7 @@ import pytest
 
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.reconcile.findings import store_findings
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
-from app.outbox.reconcile.tables_runs import begin_tables, end_tables
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, begin_tables, end_tables, store_findings
 from tests.integration.cli.conftest import Cli
 from tests.support.builders import add_target
 

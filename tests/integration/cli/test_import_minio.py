@@ -14,7 +14,7 @@ import pytest
 import snappy
 from minio.notificationconfig import NotificationConfig, PrefixFilterRule, QueueConfig, SuffixFilterRule
 
-from app.minio_import.queue_dir import files, read
+from app.minio_queue_dir import files, read
 from app.outbox.engine.database import Database
 from tests import services
 from tests.integration.api.conftest import keys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.outbox import migration, schema_version
 from app.outbox.engine.database import Database
-from app.outbox.schema import migration, schema_version
 from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.services import until

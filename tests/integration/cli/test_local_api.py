@@ -14,7 +14,7 @@ import redis
 from app.api.in_process import CommandApi
 from app.config.arn import TargetId
 from app.config.broker import KEY_PREFIX
-from app.manifest import changes
+from app.manifest import plan
 from app.manifest.plan import Plan
 from app.outbox.engine.database import Database
 from app.wakeups import SERVICE_QUEUE
@@ -72,15 +72,15 @@ def test_two_commands_that_set_different_keys_of_a_target_at_once_both_succeed(
     cli: Cli, database: Database, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     assert cli(*SET).code == 0
-    plan = changes.make_plan
+    make = plan.make_plan
 
     def overtaken(*arguments: Any, **options: Any) -> Plan:
-        planned = plan(*arguments, **options)
-        monkeypatch.setattr(changes, "make_plan", plan)
-        changes.set_keys(registry(database), {TargetId("redis", "cache"): {"db": "3"}})
+        planned = make(*arguments, **options)
+        monkeypatch.setattr(plan, "make_plan", make)
+        plan.set_keys(registry(database), {TargetId("redis", "cache"): {"db": "3"}})
         return planned
 
-    monkeypatch.setattr(changes, "make_plan", overtaken)
+    monkeypatch.setattr(plan, "make_plan", overtaken)
     assert cli(*words, "comment=mine").code == 0
     settings = cli("target", "show", "redis:cache", "--json").json["settings"]
     assert (settings["db"], settings["comment"]) == ("3", "mine")

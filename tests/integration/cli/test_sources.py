@@ -12,9 +12,8 @@ from app.config.arn import SourceId
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.sources.leases import SourceLeases
-from app.outbox.sources.rejected import read_kept
-from app.outbox.sources.stored import read_sources
+from app.outbox.sources.intake import read_kept
+from app.outbox.sources.rows import SourceLeases, read_sources
 from app.outbox.sources.watched import read_watched
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli

@@ -18,22 +18,21 @@ from app.api.services import Services
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.doctor.checks import SHORT_CHECKS, check_carried, run_checks
-from app.outbox import heartbeats, tables, upkeep
+from app.outbox import migration, tables, upkeep
 from app.outbox.admin.counters import read_status
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.heartbeats import Pause, record_pause
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import Process, record_process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from app.outbox.schema import migration
-from app.outbox.schema.schema_version import SchemaState
+from app.outbox.schema_version import SchemaState
 from app.outbox.tokens import Tokens
+from app.outbox.upkeep import Pause, record_pause
 from app.release import VERSION
 from tests import services
 from tests.integration.cli.conftest import Cli, deliver
@@ -135,7 +134,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
         well = cli("doctor")
         assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
         with database.reading() as connection:
-            look = {"schema": SchemaState("r"), "drained": heartbeats.last_drain(connection), "beat": None}
+            look = {"schema": SchemaState("r"), "drained": upkeep.last_drain(connection), "beat": None}
         ready = service.make_checks(look, None, "r", now_ms())["drain"].ok
         assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:

@@ -21,11 +21,9 @@ from joserfc.jwk import RSAKey
 
 from app.config.errors import BadSettings
 from app.config.settings import Settings
-from app.console.openid import Person, granted, identity, lacking, scopes
-from app.console.openid_check import key_problems
 from app.console.openid_discovery import account_prompt, answered_at, describe_wrong_time
-from app.console.openid_provider import Provider
-from app.console.session import FLOW_COOKIE
+from app.console.openid_provider import Provider, key_problems
+from app.console.session import FLOW_COOKIE, Person, granted, identity, lacking, scopes
 from app.outbox import tables
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database
@@ -403,7 +401,7 @@ def test_the_doctor_says_what_to_change_of_the_settings(
     assert checked(provider, oidc_issuer=other)[0][1].startswith(f"the provider calls itself {provider.issuer}, not")
     nobody = f"http://localhost:{free_port()}"
     assert "cannot be reached: ConnectionError; look at" in checked(provider, oidc_issuer=nobody)[0][1]
-    monkeypatch.setattr("app.console.openid_check.time", SimpleNamespace(time=lambda: time.time() - 7200))
+    monkeypatch.setattr("app.console.openid_provider.time", SimpleNamespace(time=lambda: time.time() - 7200))
     [(grade, text), *_] = checked(provider)
     assert (grade, f"the clock of this host is 2.0 h behind that of the provider {provider.issuer}" in text) == (
         "warning", True,

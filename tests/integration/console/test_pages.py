@@ -26,8 +26,8 @@ from app.config.errors import BadSettings
 from app.console import calls
 from app.console.views.targets import level
 from app.events.model import Event
-from app.outbox import heartbeats, tables
 from app.outbox import search as searching
+from app.outbox import tables, upkeep
 from app.outbox.admin.replays import Replays
 from app.outbox.delivery import transitions
 from app.outbox.delivery.leases import Leases, new_token
@@ -85,7 +85,7 @@ def busy(local: Browser, database: Database) -> Browser:
     """A console over a log with an event in every delivery state, of hostile names."""
     target = add_target(database, "audit")
     registry(database).pause(add_target(database, "paused", bucket="images"), "for <b>lunch</b>")
-    heartbeats.record(database, heartbeats.DRAIN, now_ms())
+    upkeep.record_heartbeat(database, upkeep.DRAIN, now_ms())
     Log(database).append([[event("good"), event("dead"), event("again"), event("again"), event("late", bucket="docs")]])
 
     def script(given: Event) -> Outcome:

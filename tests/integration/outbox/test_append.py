@@ -8,13 +8,13 @@ import sqlalchemy as sa
 from app.config.errors import BadValue
 from app.outbox import log_head, tables
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import object_history
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from app.rules.model import Rule
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

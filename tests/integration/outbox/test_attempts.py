@@ -9,10 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import delivery_times, tables
-from app.outbox.admin import attempts
-from app.outbox.admin.attempts import Attempt
-from app.outbox.admin.event_states import find_event
+from app.outbox import series, tables
+from app.outbox.admin import event_states
+from app.outbox.admin.event_states import Attempt, find_event
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -139,14 +138,14 @@ def test_a_replays_range_counts_for_the_events_that_it_selects(database: Databas
 def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_outages(
     database: Database, recorder: AttemptRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "ATTEMPTS", AttemptRecordPolicy(max_rows=30))
+    monkeypatch.setattr(event_states, "ATTEMPTS", AttemptRecordPolicy(max_rows=30))
     monkeypatch.setattr(retry, "TRIM_ROWS", 20)
     now = now_ms()
     for number in range(200):
         outcome = "failed" if number < 5 else "delivered" if number % 2 else "unavailable"
         made = [Attempt(target_id, 0, 9 * number, 9 * number, now, outcome, reason="no") for target_id in (1, 2)]
         for one in made:
-            recorder.add(one.target_id, [one], delivery_times.histogram([], now))
+            recorder.add(one.target_id, [one], series.histogram([], now))
         recorder.flush()
         assert rows(database) <= 2 * (3 * 30 + 20)
     with database.reading() as connection:
@@ -160,15 +159,15 @@ def test_the_rows_of_a_target_are_bounded_and_failures_outlast_deliveries_and_ou
 def test_the_requests_and_answers_of_a_target_are_bounded_and_the_newest_stay(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "ATTEMPTS", AttemptRecordPolicy(max_exchange_characters=1_000))
+    monkeypatch.setattr(event_states, "ATTEMPTS", AttemptRecordPolicy(max_exchange_characters=1_000))
     at_one = [Attempt(1, 0, number, number, 1, "failed", exchange=f"{number:0100}") for number in range(30)]
     refused = [Attempt(1, 0, number, number, 1, "unavailable", exchange=f"{number:0300}") for number in range(30)]
     others = [Attempt(2, 0, number, number, 1, "failed", exchange="x" * 100) for number in range(10)]
     a = tables.attempts.c
     with database.writing() as connection:
-        attempts.record(connection, [*at_one, *refused, *others])
+        event_states.record_attempts(connection, [*at_one, *refused, *others])
         for target_id in (1, 2):
-            attempts.trim(connection, target_id)
+            event_states.trim_attempts(connection, target_id)
         left = sa.select(a.target_id, a.outcome, a.first_seq).where(a.exchange.is_not(None)).order_by(a.id)
         kept = connection.execute(left).all()
     assert [row.first_seq for row in kept if (row.target_id, row.outcome) == (1, "failed")] == list(range(20, 30))
@@ -178,7 +177,7 @@ def test_the_requests_and_answers_of_a_target_are_bounded_and_the_newest_stay(
 
 
 def test_a_buffer_is_bounded_and_contiguous_batches_are_merged(database: Database, recorder: AttemptRecorder) -> None:
-    now, times = now_ms(), delivery_times.histogram([], now_ms())
+    now, times = now_ms(), series.histogram([], now_ms())
     for number in range(2_000):
         recorder.add(1, [Attempt(1, 3, 5 * number + 1, 5 * number + 5, now + number, "delivered", 5, 10)], times)
         recorder.add(1, [Attempt(1, 3, number, number, now, "failed", reason="x" * 500)], times)
@@ -198,11 +197,11 @@ def test_a_removed_target_leaves_the_record(database: Database, recorder: Attemp
     kept, gone = add_target(database, "kept"), add_target(database, "gone")
     ids = [registry(database).target(target).row_id for target in (kept, gone)]
     for target_id in ids:
-        recorder.add(target_id, [Attempt(target_id, 0, 1, 1, now_ms(), "delivered")], delivery_times.histogram([], 0))
+        recorder.add(target_id, [Attempt(target_id, 0, 1, 1, now_ms(), "delivered")], series.histogram([], 0))
     registry(database).remove(gone, force=True)
     recorder.flush()
     with database.writing() as connection:
-        attempts.forget_removed(connection)
+        event_states.forget_attempts(connection)
     with database.reading() as connection:
         assert connection.execute(sa.select(tables.attempts.c.target_id)).scalars().all() == ids[:1]
 
@@ -216,7 +215,7 @@ def test_what_the_database_cannot_take_now_is_written_later(database: Database, 
         raise hindrance
 
     recorder._insert = fails  # type: ignore[method-assign]
-    times = delivery_times.histogram([now_ms()], now_ms())
+    times = series.histogram([now_ms()], now_ms())
     recorder.add(1, [Attempt(1, 0, 1, 1, now_ms(), "delivered")], times)
     recorder.flush()
     recorder.add(1, [Attempt(1, 0, 2, 2, now_ms(), "delivered")], times)
@@ -268,7 +267,7 @@ def test_a_timeline_costs_what_is_kept_of_its_target_and_not_what_is_in_the_log(
             ).one()
             other = (partition + 1) % 4
             made = [Attempt(row_id, other, seq + number, seq + number, number, "delivered") for number in range(count)]
-            attempts.record(connection, made)
+            event_states.record_attempts(connection, made)
             if database.dialect == "postgresql":
                 connection.exec_driver_sql("ANALYZE attempts")
         with query_cost(database) as cost:

@@ -14,8 +14,8 @@ from app.config.target_settings import BadSettings
 from app.manifest.document import parse_manifest
 from app.manifest.plan import apply
 from app.outbox import audit, tables
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.audit import Actor, AuditFilter, Entry, acting, actions_of
 from app.outbox.buckets import remove_bucket
 from app.outbox.engine.database import Database, now_ms
@@ -23,7 +23,7 @@ from app.outbox.errors import TokenExists, UnknownToken
 from app.outbox.log.append import Log
 from app.outbox.registry import Registry, TargetInUse
 from app.outbox.tokens import Tokens
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from app.rules.model import Rule
 from tests.support import databases
 from tests.support.builders import PUT, add_target, event, registry

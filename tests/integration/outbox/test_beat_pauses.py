@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.heartbeats import Missed, Pause, last_pause, missed, read_beat_at, read_missed, record_pause
 from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import BEAT, Process, read_processes, record_process
+from app.outbox.upkeep import Missed, Pause, last_pause, missed, read_beat_at, read_missed, record_pause
 from tests.support import databases
 from tests.support.builders import add_target
 from workers import heartbeat as module

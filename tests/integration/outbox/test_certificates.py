@@ -12,10 +12,19 @@ from app.config.arn import TargetId
 from app.config.tls import Validity
 from app.doctor.dependencies import check_certificates
 from app.outbox import tables
-from app.outbox.certificates import read_certificates, record_of_source, record_of_target
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import CERTIFICATES
-from app.outbox.processes import API, MetCertificate, Process, end_process, read_processes, record_process
+from app.outbox.processes import (
+    API,
+    MetCertificate,
+    Process,
+    end_process,
+    read_certificates,
+    read_processes,
+    record_certificates_of_source,
+    record_certificates_of_target,
+    record_process,
+)
 from tests.support import databases
 from tests.support.builders import add_target, registry
 from tests.support.pulled_events import Sources
@@ -37,7 +46,7 @@ def findings(database: Database) -> list[tuple[str, str, str]]:
 
 def seen(database: Database, now: int, **of_names: int) -> None:
     stored = registry(database).target(X)
-    record_of_target(database, stored.row_id, stored.revision, long_valid(of_names), now)
+    record_certificates_of_target(database, stored.row_id, stored.revision, long_valid(of_names), now)
 
 
 def long_valid(of_names: dict[str, int]) -> dict[str, Validity]:
@@ -54,7 +63,7 @@ def test_what_was_seen_is_known_by_its_name_until_the_target_is_resumed(database
     stored = registry(database).target(X)
     registry(database).resume(stored.target)
     assert ends(database) == {}
-    record_of_target(database, stored.row_id, stored.revision, long_valid({"late": now}), now)
+    record_certificates_of_target(database, stored.row_id, stored.revision, long_valid({"late": now}), now)
     assert ends(database) == {}, "seen with the settings of before"
     seen(database, now, three=now + DAY)
     assert ends(database) == {"target webhook:x three": now + DAY}
@@ -87,7 +96,7 @@ def test_the_doctor_names_what_ends_within_three_weeks_and_what_has_ended(databa
 def test_those_of_sources_and_of_apis_that_run_are_named_too(database: Database) -> None:
     now, sources = now_ms(), Sources(database)
     stored = sources.stored(sources.put("kafka", {"brokers": "127.0.0.1:9", "topic": "t"}))
-    record_of_source(database, stored.row_id, stored.revision, long_valid({"broker": now + DAY}), now)
+    record_certificates_of_source(database, stored.row_id, stored.revision, long_valid({"broker": now + DAY}), now)
     own = MetCertificate("", "https://here", Validity(0, now), now)
     api = Process("here:7:x", "api@here", "1", "gunicorn", (API,), address="https://here", certificates=[own])
     record_process(database, api)
@@ -116,10 +125,10 @@ def test_the_end_of_a_short_life_is_near_in_its_last_quarter(database: Database)
     add_target(database)
     stored = registry(database).target(X)
     renewed_by_itself = {"ten-days": Validity(now - 7 * DAY, now + 3 * DAY), "one-day": Validity(now, now + DAY)}
-    record_of_target(database, stored.row_id, stored.revision, renewed_by_itself, now)
+    record_certificates_of_target(database, stored.row_id, stored.revision, renewed_by_itself, now)
     assert findings(database) == []
     late = {"ten-days": Validity(now - 8 * DAY, now + 2 * DAY), "one-day": Validity(now - 20 * hour, now + 4 * hour)}
-    record_of_target(database, stored.row_id, stored.revision, late, now)
+    record_certificates_of_target(database, stored.row_id, stored.revision, late, now)
     assert [text.split()[2] for _, _, text in findings(database)] == ["one-day", "ten-days"]
 
 

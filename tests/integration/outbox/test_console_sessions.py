@@ -8,11 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.settings import hash_token
-from app.outbox import sessions, tables
+from app.outbox import tables, tokens
 from app.outbox.engine.database import Database
 from app.outbox.policies import SESSIONS
-from app.outbox.sessions import Sessions
-from app.outbox.tokens import Tokens
+from app.outbox.tokens import Sessions, Tokens
 from tests.support import databases
 from tests.support.tuning import tune
 
@@ -40,9 +39,9 @@ def test_a_session_is_active_at_every_process_until_one_ends_it(database: Databa
 
 
 def test_a_revoked_token_ends_its_sessions_and_no_others(database: Database) -> None:
-    tokens, opened = Tokens(database), Sessions(database)
+    stored, opened = Tokens(database), Sessions(database)
     for name in ("lent", "kept"):
-        opened.begin(name, hash_token(tokens.create(name, ["admin"])), HOUR)
+        opened.begin(name, hash_token(stored.create(name, ["admin"])), HOUR)
     Tokens(database).revoke("lent")
     assert [opened.is_active(name) for name in ("lent", "kept")] == [False, True]
 
@@ -60,7 +59,7 @@ def test_no_row_tells_the_number_of_a_cookie(database: Database) -> None:
 def test_sessions_that_have_expired_are_removed_by_the_next_that_begins(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, sessions, "SESSIONS", batch_expired=5)
+    tune(monkeypatch, tokens, "SESSIONS", batch_expired=5)
     opened = Sessions(database)
     for number in range(4):
         opened.begin(f"kept{number}", BOB, HOUR)
@@ -76,7 +75,7 @@ def test_sessions_that_have_expired_are_removed_by_the_next_that_begins(
 def test_whoever_signs_in_for_ever_has_the_last_sessions_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, sessions, "SESSIONS", max_sessions=3)
+    tune(monkeypatch, tokens, "SESSIONS", max_sessions=3)
     assert SESSIONS.max_sessions >= 20
     opened = Sessions(database)
     opened.begin("another", BOB, HOUR)
@@ -91,7 +90,7 @@ def test_whoever_signs_in_for_ever_has_the_last_sessions_only(
 def test_sessions_that_begin_and_end_at_once_do_not_hinder_each_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, sessions, "SESSIONS", max_sessions=2)
+    tune(monkeypatch, tokens, "SESSIONS", max_sessions=2)
     with database.writing() as connection:
         expired = [{"id": hash_token(f"{number}"), "subject": BOB, "ends_at": number} for number in range(20)]
         connection.execute(tables.console_sessions.insert(), expired)

@@ -14,10 +14,9 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox import audit, log_head, tables
+from app.outbox import audit, log_head, migration, schema_version, tables
 from app.outbox import registry as registry_module
-from app.outbox.admin.dead_letters import DeadLetters
-from app.outbox.admin.retries import Retries
+from app.outbox.admin.undelivered import DeadLetters, Retries
 from app.outbox.audit import AuditFilter
 from app.outbox.delivery import settlement_store
 from app.outbox.delivery.leases import Leases
@@ -25,9 +24,7 @@ from app.outbox.engine import mysql, postgresql
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import append
 from app.outbox.log.append import Log, Receipt
-from app.outbox.schema import migration, schema_version
-from app.resources.dead_letter import DeadLetterFilter
-from app.resources.retry import RetryFilter
+from app.resources.undelivered import DeadLetterFilter, RetryFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.lost_transactions import lost_once
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance

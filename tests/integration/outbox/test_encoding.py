@@ -8,10 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.errors import BadSettings
-from app.outbox import tables
+from app.outbox import migration, tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.schema import migration
 from tests import services
 from tests.support.builders import event, migrated
 

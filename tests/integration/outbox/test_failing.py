@@ -7,12 +7,12 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.admin.attempts import FAILED, Attempt, record
 from app.outbox.admin.counters import read_status
+from app.outbox.admin.event_states import FAILED, Attempt, record_attempts
+from app.outbox.declared import StoredTarget
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.targets import StoredTarget
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -145,7 +145,7 @@ def test_the_last_recorded_reason_is_shown(database: Database) -> None:
     deliver(database, target, *"abcde")
     row_id = stored(database, target).row_id
     with database.writing() as connection:
-        record(connection, [Attempt(row_id, 0, seq, seq, 1, FAILED, reason=f"HTTP {seq}") for seq in (1, 2)])
+        record_attempts(connection, [Attempt(row_id, 0, seq, seq, 1, FAILED, reason=f"HTTP {seq}") for seq in (1, 2)])
     assert stored(database, target).state_reason == "all 5 attempts since its last success failed; the last: HTTP 2"
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import heartbeats, processes, tables
+from app.outbox import processes, tables, upkeep
 from app.outbox.delivery.availability import begin_opening, open_breaker
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.future_times import bring_back_future_times
@@ -20,7 +20,7 @@ from app.outbox.policies import HEARTBEATS
 from app.outbox.processes import Process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.pulled_events import Sources
@@ -88,7 +88,7 @@ def test_leases_and_retries_of_a_clock_that_is_right_are_left_alone(database: Da
     assert leases.claim(row_id(database, target), range(2), "alive", now + LEASE) is not None
     open_breaker(database, row_id(database, target), "down", now + 900_000, probing=False)
     assert begin_opening(database, registry(database).target(target), now)
-    heartbeats.record(database, heartbeats.DRAIN, now + 1_000)
+    upkeep.record_heartbeat(database, upkeep.DRAIN, now + 1_000)
     Reconciliations(database).begin(target, "images", lease=60_000)
     assert bring_back(database, now) == 0
 

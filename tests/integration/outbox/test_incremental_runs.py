@@ -16,10 +16,8 @@ from app.outbox.errors import AlreadyRunning
 from app.outbox.log.append import Log
 from app.outbox.reconcile import log_queries
 from app.outbox.reconcile.log_queries import keys_named, log_mark, problem_of_position
-from app.outbox.reconcile.requests import RunRequests
-from app.outbox.reconcile.run_states import RunState, read_run_states
 from app.outbox.reconcile.runs import INCREMENTAL, LogPosition, Reconciliations, latest_results
-from app.outbox.reconcile.schedule import Schedule
+from app.outbox.reconcile.schedule import RunRequests, RunState, Schedule, read_run_states
 from tests.support.builders import add_target, event, registry
 
 _C, _E = tables.cursors.c, tables.events.c

@@ -11,7 +11,7 @@ from app.config.target_settings import BadSettings
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database
-from app.outbox.sources.stored import QUEUED_MS, any_by_spark
+from app.outbox.sources.rows import QUEUED_MS, any_by_spark
 from spark_jobs.__main__ import jobs
 from tests.support import databases
 from tests.support.watched_bucket import SETTINGS, SOURCE, Known

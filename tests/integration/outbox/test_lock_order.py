@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import Rejected

@@ -14,8 +14,8 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Effect, Event
 from app.outbox import tables
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.due_work import DueWork
@@ -23,7 +23,7 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
 from app.outbox.policies import REDELIVERY
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry

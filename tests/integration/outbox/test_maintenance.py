@@ -15,13 +15,12 @@ from alembic.script import ScriptDirectory
 import migrations
 from app.config.arn import TargetId
 from app.config.target_settings import BadSettings
-from app.outbox import audit, tables
+from app.outbox import audit, migration, schema_version, tables
 from app.outbox.admin.event_states import object_history
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from app.outbox.schema import migration, schema_version
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

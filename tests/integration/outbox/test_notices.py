@@ -22,7 +22,7 @@ from app.outbox.log.append import Log
 from app.outbox.notices import NoticeRecorder
 from app.outbox.reconcile import runs as reconcile_runs
 from app.outbox.reconcile.runs import Reconciliations
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from app.rules.model import BadRules, Rule
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Effect, Event
+from app.outbox import object_versions as versions_retention
 from app.outbox import tables
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
@@ -21,8 +22,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
-from app.outbox.versions import retention as versions_retention
-from app.outbox.versions.retention import UnusedProgress, drop_unused
+from app.outbox.object_versions import UnusedProgress, drop_unused
 from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror

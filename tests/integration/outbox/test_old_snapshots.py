@@ -11,9 +11,9 @@ from sqlalchemy.engine import make_url
 from app.api.routes.metrics import _snapshots
 from app.doctor import dependencies
 from app.doctor.dependencies import check_old_snapshots
-from app.outbox.admin.old_snapshots import OldSnapshots, read_old_snapshots
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.symptoms import OldSnapshots, read_old_snapshots
 from tests import services
 from tests.support.builders import event, migrated
 

@@ -12,9 +12,9 @@ from app.events.parsing import parse
 from app.outbox.admin.replays import Replays, Selection, checked
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.newest_events import guessed_keys, shared_names, unknown_names
 from app.outbox.reconcile.log_queries import log_mark, unchanged_since
 from app.outbox.search import EventFilter, search
+from app.outbox.symptoms import guessed_keys, shared_names, unknown_names
 from tests.support.builders import DELETE, PUT, add_target, event
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier

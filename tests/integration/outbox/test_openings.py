@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.declared import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from app.outbox.delivery.availability import (
     begin_opening,
     close_breaker,
@@ -17,7 +18,6 @@ from app.outbox.delivery.availability import (
     targets_to_open,
 )
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from tests.support import databases
 from tests.support.builders import add_target, registry
 

@@ -16,8 +16,8 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.column_values import NEVER, UNSTORABLE_REASON
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.delivery.due_work import DueWork
@@ -27,8 +27,8 @@ from app.outbox.delivery.settlement_store import ParkedRow, Settlement
 from app.outbox.delivery.transitions import HeadRepair, restore_heads
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.resources.dead_letter import DeadLetterFilter
 from app.resources.declaration import format_time
+from app.resources.undelivered import DeadLetterFilter
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from app.events.model import Event
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times

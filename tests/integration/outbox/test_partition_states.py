@@ -7,15 +7,15 @@ import socket
 
 import pytest
 
-from app.outbox.admin import partition_states
-from app.outbox.admin.partition_states import FREE, LEASED, lease_of, read_partitions
+from app.outbox.admin import counters
+from app.outbox.admin.counters import FREE, LEASED, lease_of, read_partitions
 from app.outbox.column_values import REVOKED
+from app.outbox.declared import UnknownTarget
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.engine import many_rows
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import arrivals
 from app.outbox.log.append import Log
-from app.outbox.targets import UnknownTarget
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import failing
@@ -50,10 +50,10 @@ def test_partitions_show_what_waits_in_them_for_their_target(database: Database)
 def test_what_is_counted_is_bounded_and_says_so(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     target = failing(database, 1, events=5).target
     Log(database).append([[event("k0") for _ in range(9)]])
-    monkeypatch.setattr(partition_states, "MAX_COUNTED_EVENTS", 3)
+    monkeypatch.setattr(counters, "MAX_COUNTED_EVENTS", 3)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (3, 3, True)
-    monkeypatch.setattr(partition_states, "MAX_COUNTED_EVENTS", 1000)
+    monkeypatch.setattr(counters, "MAX_COUNTED_EVENTS", 1000)
     monkeypatch.setattr(arrivals, "WINDOW_SEQS", 4)
     [busy] = [each for each in read_partitions(database, target) if each.parked]
     assert (busy.parked, busy.pending, busy.more) == (5, 4, True)

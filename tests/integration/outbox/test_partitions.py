@@ -9,13 +9,13 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry

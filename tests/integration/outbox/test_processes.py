@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import heartbeats, processes, tables
+from app.outbox import processes, tables, upkeep
 from app.outbox.delivery.future_times import bring_back_future_times
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import HEARTBEATS
@@ -243,13 +243,13 @@ def test_heartbeats_of_a_clock_that_was_ahead_are_brought_back(database: Databas
 
 @databases.THREE
 def test_the_heartbeats_that_0_2_records_of_queues_are_deleted(database: Database) -> None:
-    heartbeats.record(database, heartbeats.DRAIN, 5)
+    upkeep.record_heartbeat(database, upkeep.DRAIN, 5)
     for name in ("queue.1", "asked.1", "silent.1", "queue.2"):
-        heartbeats.record(database, name, 6)
-    heartbeats.forget_probes(database)
+        upkeep.record_heartbeat(database, name, 6)
+    upkeep.forget_probes(database)
     with database.reading() as connection:
         assert connection.execute(sa.select(tables.heartbeats.c.name)).scalars().all() == ["drain"]
-        assert heartbeats.last_drain(connection) == 5
+        assert upkeep.last_drain(connection) == 5
 
 
 def test_a_worker_whose_whole_pool_is_stopped_is_hindered_until_one_goes_on(log: Database, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.listings.limits import BadListing
 from app.outbox import log_head, tables
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning, LogLost
 from app.outbox.log.append import Log, QueueFull, Receipt
@@ -23,7 +24,6 @@ from app.outbox.reconcile.log_queries import (
     unchanged_since,
 )
 from app.outbox.reconcile.runs import BACKFILLING, Progress, Reconciliations, latest_results
-from app.outbox.targets import UnknownTarget
 from app.resources.reconciliation import COUNTS
 from tests.support import databases
 from tests.support.builders import add_target, event, registry

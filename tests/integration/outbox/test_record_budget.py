@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from app.events.model import Event
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import object_history
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log import reading
 from app.outbox.log.append import Log
 from app.outbox.log.reading import LogReader
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support import builders, databases
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, key_hash
-from app.resources.dead_letter import DeadLetter, DeadLetterFilter
+from app.resources.undelivered import DeadLetter, DeadLetterFilter
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from app.config.settings import hash_token
 from app.doctor import Finding
-from app.doctor.refused_requests import check_refused
+from app.doctor.dependencies import check_refused
 from app.outbox import refusals, tables
 from app.outbox import tokens as tokens_module
 from app.outbox.engine.clock import database_now, elapsed

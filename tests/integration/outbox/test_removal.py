@@ -8,12 +8,12 @@ from app.outbox import tables
 from app.outbox.admin.counters import read_status
 from app.outbox.audit import AuditFilter, entries
 from app.outbox.column_values import NEVER
+from app.outbox.declared import UnknownTarget
 from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log_head import LogHead
 from app.outbox.policies import RemovalPolicy
-from app.outbox.targets import UnknownTarget
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, assert_counters_balance

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.bucket_settings import BucketId
-from app.manifest.changes import set_keys
+from app.manifest.plan import set_keys
 from app.outbox import audit, buckets, log_head, tables
 from app.outbox.audit import AuditFilter
 from app.outbox.delivery import availability, redelivery
@@ -19,11 +19,9 @@ from app.outbox.delivery.availability import RateLimit
 from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from app.outbox.reconcile.findings import read_findings, store_findings
-from app.outbox.reconcile.tables_runs import begin_tables
-from app.outbox.sessions import Sessions
-from app.outbox.sources.leases import SourceLeases
-from app.outbox.tokens import Tokens
+from app.outbox.reconcile.runs import begin_tables, read_findings, store_findings
+from app.outbox.sources.rows import SourceLeases
+from app.outbox.tokens import Sessions, Tokens
 from tests.support.builders import add_target, event, registry
 from tests.support.lost_transactions import lost_once
 from tests.support.pulled_events import Sources, reject

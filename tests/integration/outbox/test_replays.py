@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.counters import TargetCounters, read_counters
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replay, Replays, Selection, checked
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.delivery import partition_reader
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.partition_reader import PartitionReader
@@ -19,7 +19,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance

@@ -16,17 +16,17 @@ import sqlalchemy as sa
 
 from app.config.settings import Settings
 from app.events.model import Event
+from app.outbox import object_versions as versions_retention
 from app.outbox import tables
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.delivery import redelivery
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.upkeep import read_tasks
-from app.outbox.versions import retention as versions_retention
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.services import until
 from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry

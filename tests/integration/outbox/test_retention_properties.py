@@ -17,13 +17,13 @@ from hypothesis import given
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.column_values import NEVER
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support.builders import DELETE, add_target, event, migrated
 from tests.support.mirror import Mirror
 from tests.support.properties import thorough

@@ -9,18 +9,16 @@ import pytest
 from app.config.arn import TargetId
 from app.manifest.document import parse_manifest
 from app.manifest.plan import apply
-from app.outbox.admin import retries
+from app.outbox.admin import undelivered
 from app.outbox.admin.counters import read_counters
-from app.outbox.admin.dead_letters import DeadLetters
-from app.outbox.admin.retries import Retries
+from app.outbox.admin.undelivered import DeadLetters, Retries
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import RetryListPolicy
 from app.outbox.registry import Registry
-from app.resources.dead_letter import DeadLetterFilter
-from app.resources.retry import RetryFilter
+from app.resources.undelivered import DeadLetterFilter, RetryFilter
 from tests.support import databases
 from tests.support.builders import event, registry
 from tests.support.delivery import failing
@@ -40,7 +38,7 @@ def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
 
 @databases.THREE
 def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=3))
+    monkeypatch.setattr(undelivered, "RETRIES", RetryListPolicy(batch_heads=3))
     courier = failing(database, 20)
     listing = Retries(database)
     whole = listing.page(RetryFilter(), limit=100)
@@ -63,7 +61,7 @@ def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: py
     assert listing.page(RetryFilter(ids=[one.event_id, "none"])).retries == [one]
     assert listing.page(RetryFilter(target=courier.target, ids=[one.event_id])).retries == [one]
     assert listing.page(RetryFilter(target=TargetId("webhook", "none"))).retries == []
-    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=3, max_heads=5))
+    monkeypatch.setattr(undelivered, "RETRIES", RetryListPolicy(batch_heads=3, max_heads=5))
     bounded = listing.page(RetryFilter(prefix="nothing"))
     assert (list(bounded.retries), bounded.next is not None) == ([], True)
 
@@ -109,7 +107,7 @@ def _of_the_environment(registry: Registry, target: TargetId) -> None:
 def test_a_target_that_is_resumed_or_changed_is_tried_at_once_whatever_it_asked_for_before(
     database: Database, monkeypatch: pytest.MonkeyPatch, change: Callable[[Registry, TargetId], None]
 ) -> None:
-    monkeypatch.setattr(retries, "RETRIES", RetryListPolicy(batch_heads=2))
+    monkeypatch.setattr(undelivered, "RETRIES", RetryListPolicy(batch_heads=2))
     other = failing(database, 2, name="other")
     courier = failing(database, 12)
     courier.scripted.script = lambda one: Unavailable("429", retry_after=900) if one.key == "refused" else DELIVERED

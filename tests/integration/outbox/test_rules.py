@@ -14,11 +14,11 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.declared import StoredRule
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, Receipt
 from app.outbox.log.routing import load_routing
 from app.outbox.registry import Registry
-from app.outbox.rules import StoredRule
 from app.rules.filters import Filters, Pairs
 from app.rules.model import BadRules, Rule
 from app.rules.notification_xml import configuration

@@ -10,15 +10,13 @@ from app.config.arn import TargetId
 from app.config.bucket_settings import BucketId
 from app.config.errors import BadValue
 from app.outbox.audit import AuditFilter, entries
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun, UnseenBucket
 from app.outbox.log.append import Log
-from app.outbox.reconcile import findings
-from app.outbox.reconcile.findings import read_findings, store_findings
-from app.outbox.reconcile.requests import RunRequests
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations
-from app.outbox.reconcile.schedule import Schedule
-from app.outbox.targets import UnknownTarget
+from app.outbox.reconcile import runs
+from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, read_findings, store_findings
+from app.outbox.reconcile.schedule import RunRequests, Schedule
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.tuning import tune
@@ -194,10 +192,10 @@ def test_what_has_finished_is_not_cancelled_and_a_backfill_stays_unfinished(data
 def test_findings_are_bounded_read_in_pages_and_go_with_their_run(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(monkeypatch, findings, "RECONCILIATIONS", max_findings=7)
-    runs = Reconciliations(database)
+    tune(monkeypatch, runs, "RECONCILIATIONS", max_findings=7)
+    register = Reconciliations(database)
     target = TargetId("redis", "rows")
-    old = runs.begin(target, "images", lease=MINUTE)
+    old = register.begin(target, "images", lease=MINUTE)
     odd = "a\u0000\U0001f600\u202e'\"<b>" + "é" * 1000
     made = [
         {"kind": "stale" if number % 3 else "missing", "key": f"{odd}{number}", "size": None} for number in range(9)
@@ -207,10 +205,10 @@ def test_findings_are_bounded_read_in_pages_and_go_with_their_run(
     assert [(one.number, one.facts) for one in read_findings(database, old)] == list(enumerate(made[:7], 1))
     assert [one.number for one in read_findings(database, old, limit=3, after=2)] == [3, 4, 5]
     assert [one.number for one in read_findings(database, old, kind="missing")] == [1, 4, 7]
-    runs.end(old, "drift", {})
-    new = runs.begin(target, "images", lease=MINUTE)
-    runs.end(new, "drift", {})
+    register.end(old, "drift", {})
+    new = register.begin(target, "images", lease=MINUTE)
+    register.end(new, "drift", {})
     store_findings(database, new, iter(made))
-    runs.delete_old(target, "images", now_ms() + MINUTE)
+    register.delete_old(target, "images", now_ms() + MINUTE)
     assert read_findings(database, old) == []
     assert len(read_findings(database, new)) == 7

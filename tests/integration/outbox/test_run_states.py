@@ -12,11 +12,15 @@ from app.config.errors import BadValue
 from app.outbox import tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.reconcile.requests import RunRequests
-from app.outbox.reconcile.run_states import RunState, read_run_states
-from app.outbox.reconcile.runs import BACKFILLING, Reconciliations, latest_results
-from app.outbox.reconcile.schedule import Schedule
-from app.outbox.reconcile.tables_runs import begin_tables, end_tables, fail_tables
+from app.outbox.reconcile.runs import (
+    BACKFILLING,
+    Reconciliations,
+    begin_tables,
+    end_tables,
+    fail_tables,
+    latest_results,
+)
+from app.outbox.reconcile.schedule import RunRequests, RunState, Schedule, read_run_states
 from tests.support.builders import add_target, registry
 
 MIRROR = {"address": "127.0.0.1:9", "key": "rows"}

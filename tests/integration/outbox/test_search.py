@@ -11,16 +11,16 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import search as searching
 from app.outbox import tables
-from app.outbox.admin import dead_letters
-from app.outbox.admin.dead_letters import DeadLetters
+from app.outbox.admin import undelivered
 from app.outbox.admin.event_states import RecordedEvent, find_event
 from app.outbox.admin.replays import Selection
+from app.outbox.admin.undelivered import DeadLetters
+from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.policies import DeadLetterPolicy
 from app.outbox.search import EventFilter, search
-from app.outbox.targets import UnknownTarget
-from app.resources.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterPage
+from app.resources.undelivered import DeadLetter, DeadLetterFilter, DeadLetterPage
 from tests.support import databases
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
@@ -231,7 +231,7 @@ def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: p
 def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "DEAD_LETTERS", DeadLetterPolicy(window_letters=20, max_letters=40))
+    monkeypatch.setattr(undelivered, "DEAD_LETTERS", DeadLetterPolicy(window_letters=20, max_letters=40))
     one, two = add_target(database, "one"), add_target(database, "two")
     fill(database, one, 200)
     bury(database, two, [5])

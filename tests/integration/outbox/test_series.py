@@ -11,10 +11,20 @@ import sqlalchemy as sa
 from app.config.arn import SourceId, TargetId
 from app.outbox import series, tables
 from app.outbox.column_values import NEVER
-from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.outbox.series import Resolution, Sample, incoming_rates, merged, read_merged, read_series, take_sample
+from app.outbox.series import (
+    Resolution,
+    Sample,
+    histogram,
+    incoming_rates,
+    merged,
+    percentile,
+    read_merged,
+    read_series,
+    report_times,
+    take_sample,
+)
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
@@ -176,7 +186,7 @@ def test_samples_are_merged_by_the_database_as_here(database: Database, clock: C
     for number in range(14):
         Log(database).append([[event(f"k{clock.now}-{number}") for number in range(4)]])
         with database.writing() as connection:
-            report(connection, {row_id: histogram([clock.now - 5 * number], clock.now)})
+            report_times(connection, {row_id: histogram([clock.now - 5 * number], clock.now)})
         assert take_sample(database)
         if number % 3:
             courier.run()
@@ -274,7 +284,7 @@ def test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_hav
     for times in ((10, 20), (), (4_000,)):
         for each in times:  # each by another worker
             with database.writing() as connection:
-                report(connection, {row_id: histogram([0] * 3, each), other: histogram([0], 1)})
+                report_times(connection, {row_id: histogram([0] * 3, each), other: histogram([0], 1)})
         assert take_sample(database)
         clock.now += 10_000
     found = [[percentile(one.times, share) for share in (0.5, 0.99)] for one in samples(database, target)]
@@ -295,10 +305,10 @@ def test_delivery_times_are_counted_once_whoever_takes_the_sample(
     with ThreadPoolExecutor(3) as pool:
         for _ in range(5):
             with database.writing() as connection:
-                report(connection, {row_id: histogram([0] * 7, 5)})
+                report_times(connection, {row_id: histogram([0] * 7, 5)})
             stored = [pool.submit(take_sample, database) for _ in range(2)]
             with database.writing() as connection:
-                report(connection, {row_id: histogram([0] * 2, 5)})
+                report_times(connection, {row_id: histogram([0] * 2, 5)})
             [one.result() for one in stored]
             clock.now += 10_000
     assert take_sample(database)

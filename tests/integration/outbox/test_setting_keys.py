@@ -12,13 +12,13 @@ import pytest
 from app.config.arn import SourceId, TargetId, parse_target
 from app.config.bucket_settings import BucketId
 from app.config.secrets import Sealer
-from app.manifest.changes import set_keys
-from app.outbox.bucket_settings import UnknownBucket
+from app.manifest.plan import set_keys
+from app.outbox.buckets import UnknownBucket
+from app.outbox.declared import UnknownTarget
 from app.outbox.delivery.availability import open_breaker
 from app.outbox.engine.database import Database
 from app.outbox.errors import UnknownSource
 from app.outbox.registry import ReadOnlyTarget, Registry
-from app.outbox.targets import UnknownTarget
 from tests.support import databases
 from tests.support.builders import SECRET_KEY, registry
 

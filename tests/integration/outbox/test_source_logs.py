@@ -11,7 +11,7 @@ import pytest
 from app.events.limits import Limits
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.sources.leases import SourceLeases
+from app.outbox.sources.rows import SourceLeases
 from tests.support import databases
 from tests.support.pulled_events import Sources
 from workers.sources.base import SourceUnavailable

@@ -19,8 +19,8 @@ from app.events.limits import Limits
 from app.events.model import Event
 from app.events.parsing import Message, ReadMessage, read_message
 from app.manifest import plan
-from app.manifest.changes import set_keys
 from app.manifest.document import Manifest
+from app.manifest.plan import set_keys
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.clock import DatabaseClock
@@ -28,10 +28,9 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.errors import ReadOnlySource, SourceInUse, StillRejected, UnknownMessage, UnknownSource
 from app.outbox.log.append import Receipt
 from app.outbox.registry import Registry
-from app.outbox.sources.intake import SourceIntake, TargetFull
-from app.outbox.sources.leases import SourceLease, SourceLeases
+from app.outbox.sources.intake import ShelfFull, SourceIntake, TargetFull
 from app.outbox.sources.registry import SourceRegistry
-from app.outbox.sources.rejected import ShelfFull
+from app.outbox.sources.rows import SourceLease, SourceLeases
 from tests.support import databases
 from tests.support.builders import add_target, body, registry
 from tests.support.pulled_events import Sources, numbered, recorded

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from app.events import limits
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import find_event, object_history
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log import reading
 from app.outbox.log.append import Log
 from app.outbox.log.reading import LogReader, journal_rows
 from app.outbox.log.spool import Spool, SpoolFeeder
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support.builders import add_target, event, long_event
 from tests.support.pulled_events import recorded
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from app.events.model import Event
-from app.outbox.admin.dead_letters import DeadLetters
 from app.outbox.admin.event_states import object_history
 from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.spool import decoded, encoded
-from app.resources.dead_letter import DeadLetterFilter
+from app.resources.undelivered import DeadLetterFilter
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected

@@ -10,7 +10,7 @@ from app.outbox import log_head
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.reading import log_state
-from app.outbox.reconcile.run_states import RunState, read_run_states
+from app.outbox.reconcile.schedule import RunState, read_run_states
 from app.outbox.tables import events as events_table
 from app.outbox.tables import log_head as head_table
 from spark_jobs.iceberg import LostPosition, Mark

@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 import app.resources
-from app.console.series import curves
-from app.resources.dead_letter import DeadLetterFilter, DeadLetterQuery
+from app.console.formats import curves
 from app.resources.declaration import (
     FLAG,
     TARGET,
@@ -31,7 +30,7 @@ from app.resources.declaration import (
     parts_of,
     set_members,
 )
-from app.resources.replay import NewReplay
+from app.resources.undelivered import DeadLetterFilter, DeadLetterQuery, NewReplay
 from tests.support.commands import EVERY
 
 API_PAGE = Path(__file__).parents[3] / "docs/reference/api.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.outbox.admin.attempts import Attempt
+from app.outbox.admin.event_states import Attempt
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent

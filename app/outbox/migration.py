@@ -10,11 +10,10 @@ import alembic.config
 import sqlalchemy as sa
 
 import migrations
-from app.outbox import log_head, tables
+from app.outbox import log_head, schema_version, tables
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import after_deadlocks
-from app.outbox.schema import schema_version
-from app.outbox.schema.schema_version import SchemaRefused, check_encoding
+from app.outbox.schema_version import SchemaRefused, check_encoding
 
 
 def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:

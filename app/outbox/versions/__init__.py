@@ -1,1 +1,0 @@
-"""Store the state of versioned objects for mirrors, beyond the retention of the event log."""
