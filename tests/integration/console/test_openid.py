@@ -401,7 +401,8 @@ def test_the_doctor_says_what_to_change_of_the_settings(
     assert checked(provider, oidc_issuer=other)[0][1].startswith(f"the provider calls itself {provider.issuer}, not")
     nobody = f"http://localhost:{free_port()}"
     assert "cannot be reached: ConnectionError; look at" in checked(provider, oidc_issuer=nobody)[0][1]
-    monkeypatch.setattr("app.console.openid_provider.time", SimpleNamespace(time=lambda: time.time() - 7200))
+    behind = SimpleNamespace(time=lambda: time.time() - 7200, monotonic=time.monotonic)
+    monkeypatch.setattr("app.console.openid_provider.time", behind)
     [(grade, text), *_] = checked(provider)
     assert (grade, f"the clock of this host is 2.0 h behind that of the provider {provider.issuer}" in text) == (
         "warning", True,
@@ -499,7 +500,8 @@ def test_what_the_table_of_the_documentation_says_that_people_see_is_what_is_sai
     shown = [found for row in table.splitlines()[1:] for found in re.findall("`([^`]+)`", row.split(" | ")[0])]
     assert len(shown) >= 15
     sources = "".join(path.read_text() for path in (ROOT / "app/console").rglob("*openid*.py"))
-    sources += (ROOT / "app/console/views/sign_in.py").read_text() + " ".join(OF_OTHERS)
+    others = "".join((ROOT / "app/console" / name).read_text() for name in ("session.py", "views/sign_in.py"))
+    sources += others + " ".join(OF_OTHERS)
     kinds = re.compile(": [A-Z][A-Za-z]+Error$|: [a-z]+_[a-z]+$")  # of a library or the provider
     pieces = [piece.strip() for text in shown for piece in kinds.sub("", text).split("…") if piece.strip(" ,")]
     assert [piece for piece in pieces if piece.lstrip(", ") not in sources] == []
