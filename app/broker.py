@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
 
 from app.config.arn import TargetId
-from app.config.broker import KEY_PREFIX, is_rabbitmq
+from app.config.settings import KEY_PREFIX, is_rabbitmq
 from app.logs import clause
 
 log = logging.getLogger("bucketwire.broker")

@@ -52,9 +52,8 @@ from app.broker import (
     transport_options,
 )
 from app.config.arn import TargetId
-from app.config.broker import is_rabbitmq
 from app.config.fields.times import last_moment
-from app.config.settings import Settings
+from app.config.settings import Settings, is_rabbitmq
 from app.folders import remove
 from app.outbox import log_head, series
 from app.outbox.declared import enabled_targets

@@ -32,7 +32,7 @@ from app.outbox.declared import UnknownTarget
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
 from app.outbox.registry import open_registry
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
-from workers.targets import create, link_local
+from workers.targets import create, tcp
 from workers.targets.base import Adapter, Target, TargetUnavailable
 from workers.targets.http_pool import PrivateAddressError
 from workers.targets.tcp import Endpoint, tls_handshake
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
     except DatabaseUnavailable as error:
         steps.append(Step("settings", False, 0.0, f"the outbox database cannot be used: {describe_error(error)}"))
     else:
-        with link_local.refusing(when=is_limited):
+        with tcp.refusing_link_local(when=is_limited):
             for step in run_target_test(settings, target.type):
                 steps.append(step)
                 if not as_json:

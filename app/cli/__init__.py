@@ -37,7 +37,7 @@ SECTIONS: Mapping[str, Mapping[str, Lazy]] = MappingProxyType(
                 "declaration", "Apply the targets, sources, buckets and rules of a file, all of it or nothing."
             ),
             "import": Lazy("import_minio", "Import rules and events of another notifier."),
-            "sample": Lazy("sample", "Show the last events of the sample target."),
+            "sample": Lazy("watch", "Show the last events of the sample target."),
         },
         "Events and failures": {
             "event": Lazy("events", "Show the events of an object and where they are."),

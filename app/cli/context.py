@@ -1,7 +1,8 @@
 """Share among commands the client of the API of the service that they work on, and output for people or for programs.
 
 The API is that of the service at a URL, or of this machine's service, whose routes this process then runs. What a route
-answers is the same either way, and so is what it refuses.
+answers is the same either way, and so is what it refuses. Here are also the commands that pause and resume what has a
+state of its own, a target or a source.
 """
 
 import gc
@@ -18,6 +19,7 @@ from app.api import Refused
 from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext
 from app.cli_common.output import Output
+from app.cli_common.param_types import ParsedParam
 from app.config.arn import SourceId, TargetId
 from app.events.model import EVENT_ID
 
@@ -221,3 +223,24 @@ def _check_text(click_context: click.Context, parameter: click.Parameter, value:
             value.encode()
         except UnicodeEncodeError:
             raise click.BadParameter("is not text; write it as UTF-8", click_context, parameter) from None
+
+
+def add_pausing(
+    group: click.Group, kind: ParsedParam[Any], path: Callable[[Any], str], *, pause: str, resume: str
+) -> None:
+    """Add both commands to a group, with these texts for `--help`; `path` returns the path of the routes of one."""
+    which = click.argument("which", metavar=kind.name.upper(), type=kind)
+    shown = f"The reason that `{kind.name} ls` shows."
+
+    @group.command("pause", help=pause)
+    @which
+    @click.option("--reason", default="paused by hand", show_default=True, help=shown)
+    @with_api
+    def _pause(context: CommandContext, which: Any, reason: str) -> None:
+        context.done(f"paused {which}", **context.api.change("POST", f"{path(which)}/pause", {"reason": reason}))
+
+    @group.command("resume", help=resume)
+    @which
+    @with_api
+    def _resume(context: CommandContext, which: Any) -> None:
+        context.done(f"resumed {which}", **context.api.change("POST", f"{path(which)}/resume"))

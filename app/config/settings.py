@@ -32,6 +32,15 @@ from app.config.networks import is_loopback
 from app.config.secrets import parse_key
 from app.events.buckets import is_fixed, is_in
 
+# Every key of the broker in Redis begins with it: queues, and what is not acknowledged. A target's key must not.
+KEY_PREFIX = "bucketwire-broker:"
+
+
+def is_rabbitmq(broker_url: str) -> bool:
+    """Return whether the broker speaks AMQP."""
+    return broker_url.startswith("amqp")
+
+
 _PREFIX = "BUCKETWIRE_"
 _SOURCES = "BUCKETWIRE_SOURCE_"
 # Not settings of the service: of the test set-up, of the CLI, and of a worker that the CLI starts.

@@ -29,6 +29,7 @@ from joserfc.jws import JWSRegistry
 from requests import PreparedRequest, Response
 
 from app import socket_watchdog
+from app.cli_common.api_session import StrictAdapter
 from app.config.settings import Settings
 from app.console.openid_discovery import (
     LEEWAY,
@@ -45,7 +46,6 @@ from app.console.openid_discovery import (
     said,
 )
 from app.console.session import Begun, Person, granted, redirect_address
-from app.http_sessions import StrictAdapter
 
 S = TypeVar("S", bound=requests.Session)
 ANSWER_SECONDS = 5.0  # for one answer, from the connection to its last byte

@@ -18,7 +18,7 @@ from app.api.services import services
 from app.api.wsgi_layers import PROTECTION, Refusal, set_refusal
 from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
-from app.console import calls, formats
+from app.console import formats, session
 from app.console.formats import RANGES
 from app.console.session import LOCAL, Seals, Session, identity, is_same_site
 
@@ -266,7 +266,7 @@ def _counts() -> Mapping[str, int]:
     kept: dict[str, Any] = current_app.extensions.setdefault(_COUNTS, {"at": 0.0, "counts": {}})
     if kept["at"] + _COUNTS_AGE <= (now := time.monotonic()) or request.args.get("notice"):
         try:
-            events = calls.get("/v1/status")["events"]
+            events = session.get("/v1/status")["events"]
         except Refused:  # the page itself says what is wrong
             return {}
         kept.update(at=now, counts={"dead-letters": events["dead"], "retries": events["parked"]})
@@ -296,7 +296,7 @@ def filtered(path: str, member: str, filters: Sequence[str], *limits: str) -> di
     given, after = within_limits(form_values(*filters), *limits), request.args.get("after", "")
     found: dict[str, Any] = {member: [], "next": None}
     with FormRefusal(400, 404) as refusal:
-        found = calls.get(path, **given, after=after, limit=_PAGE)
+        found = session.get(path, **given, after=after, limit=_PAGE)
     return {
         "given": given, "filtered": any(given.values()), "after": after, "found": found, "wrong": refusal.wrong,
     }  # fmt: skip

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from app.config.arn import TargetId
-from app.config.broker import is_rabbitmq
-from app.config.settings import Settings
+from app.config.settings import Settings, is_rabbitmq
 from app.config.target_settings import BadSettings, warnings
 from app.config.targets.base import TargetSettings
 from app.doctor import Finding

@@ -24,7 +24,7 @@ from app.config.target_settings import (
 from app.manifest.document import Manifest, identity
 from app.outbox.buckets import StoredBucket, UnknownBucket
 from app.outbox.declared import SealedSettings, StoredRule, StoredTarget, UnknownTarget, describe_rule, rule_resource
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.errors import ReadOnlySource, UnknownSource
 from app.outbox.registry import ReadOnlyTarget, Registry
 from app.outbox.sources.rows import StoredSource

@@ -23,7 +23,7 @@ from app.outbox import tables
 from app.outbox.column_values import NEVER
 from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
-from app.outbox.engine.locks import after_deadlocks, write_alone
+from app.outbox.engine.many_rows import after_deadlocks, write_alone
 from app.outbox.policies import AUDIT
 from app.resources.service import ACTIONS
 

@@ -19,7 +19,7 @@ from app.events.own_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.declared import SealedSettings, converted, read_row, read_rows, some_names
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.policies import APPEND, RECONCILIATIONS
 from app.rules.model import EVERY_BUCKET
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import migrations
 from app.outbox import log_head, schema_version, tables
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import after_deadlocks
+from app.outbox.engine.many_rows import after_deadlocks
 from app.outbox.schema_version import SchemaRefused, check_encoding
 
 

@@ -27,8 +27,7 @@ from app.events.order import Entry, Fold, Holding, KeyState, Layer, Place, Versi
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, fence
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, own_cursors, repeated_after_deadlock
 from app.outbox.log.reading import is_for, is_named, readable
 from app.outbox.policies import RETENTION
 

@@ -30,8 +30,7 @@ from app.outbox import audit, tables
 from app.outbox.column_values import clean_reason
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, repeated_after_deadlock
 from app.outbox.policies import CERTIFICATES, HEARTBEATS
 
 # What a process serves; a worker also types and names of targets.

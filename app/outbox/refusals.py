@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.clock import database_now, elapsed
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import write_alone
+from app.outbox.engine.many_rows import write_alone
 from app.outbox.policies import FUTURE_TIMES, REFUSALS
 from app.resources.refusal import INTAKE_ROUTE
 

@@ -38,8 +38,7 @@ from app.outbox.declared import (
     stored_target,
 )
 from app.outbox.engine.database import Database, OpenTransaction, inserted_id, now_ms
-from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, lock_cursors, repeated_after_deadlock
 from app.outbox.policies import REMOVAL
 from app.outbox.schema_version import OLDEST_CODE
 from app.quantities import count_noun

@@ -38,7 +38,7 @@ from app.events.frontends import S3_FRONTENDS
 from app.outbox import audit, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, describe_error, now_ms
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.errors import TokenExists, TokensUnknown, UnknownToken
 from app.outbox.policies import REFUSALS, SESSIONS, TOKENS
 from app.resources.declaration import BadMember

@@ -15,7 +15,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from app.config.broker import KEY_PREFIX
+from app.config.settings import KEY_PREFIX
 from app.events.model import Event
 from tests import services
 from tests.services import until

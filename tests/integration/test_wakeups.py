@@ -24,7 +24,7 @@ from redis import RedisError
 import workers.broker_consumer  # noqa: F401 - as a worker loads it
 from app import broker as broker_module
 from app import wakeups
-from app.api.admin.call import encrypt
+from app.api.admin.wsgi_app import encrypt
 from app.broker import POLICY as BROKER_POLICY
 from app.broker import (
     SERVICE_QUEUE,

@@ -227,7 +227,7 @@ def test_a_job_that_is_killed_and_one_that_goes_on_record_nothing_twice(
     spark: SparkSession, outboxes: list[Outbox]
 ) -> None:
     """What a killed first listing has left of the bucket is divided, too, though one chunk has all of it."""
-    from spark_jobs.jobs.watched_bucket import divided
+    from spark_jobs.jobs.watched_bucket import shares_of
 
     _, outbox = outboxes
     rng = Random(7)
@@ -240,7 +240,7 @@ def test_a_job_that_is_killed_and_one_that_goes_on_record_nothing_twice(
     assert 0 < len(outbox.log()) < 1_500
     known = outbox.known
     chunks = known.watched.chunks(known.lease)
-    shares = divided(chunks, [one.key for one in listed], 8, lambda _: outbox.entries()[-1].key)
+    shares = shares_of(chunks, [one.key for one in listed], 8, lambda _: outbox.entries()[-1].key)
     assert len([share for share in shares if not share.chunks]) > 2
     recorded = len(outbox.log())
     assert known.watched.state(known.lease).created == recorded

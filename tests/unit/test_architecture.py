@@ -120,11 +120,10 @@ OUTBOX_WITHOUT_A_ROUTE = {
     "app/cli/commands/import_minio.py": "records a MinIO's undelivered events from files of this machine",
     "app/cli/commands/migrate.py": "creates the tables that the routes need",
     "app/cli/commands/processes.py": "starts processes",
-    "app/cli/commands/sample.py": "reads the embedded Redis",
     "app/cli/commands/sources.py": "tests a source from this machine, with its secrets",
     "app/cli/commands/targets.py": "sends a test from this machine, with the target's secrets",
     "app/cli/commands/up.py": "starts processes",
-    "app/cli/commands/watch.py": "follows the log from any time; the API's stream begins at an event",
+    "app/cli/commands/watch.py": "follows the log from any time, which no stream does; reads the embedded Redis",
 }
 
 

@@ -13,11 +13,11 @@ import pytest
 from werkzeug.datastructures import Headers
 
 from app.console import formats
-from app.console.findings import lines, page_of
 from app.console.formats import incoming_rate, newest, newest_times, points
 from app.console.session import is_same_site
 from app.console.views.events import explain, steps, trial
 from app.console.views.reconciliations import trends
+from app.console.views.service import lines, page_of
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "app/console/static"

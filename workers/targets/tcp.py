@@ -7,21 +7,28 @@ silent until its share is over, is remembered, and tried after the name's others
 An `Endpoint` is an address that a target connects to. The checks of its name, connection and TLS need no target
 protocol. Where TLS begins within a protocol (NATS, NSQ, PostgreSQL, MySQL) it is part of logging in, and only the
 adapter can check it. `NodeRotation` says which of several nodes comes next.
+
+Connections to link-local addresses are refused while a target is called that a limited token may set. There the clouds'
+metadata services are, and neighbours that take whoever reaches them for trusted. What counts is the address of each
+connection, whatever named it: the settings, DNS, a broker's advertised address, a cluster's other node.
 """
 
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from app import socket_watchdog
 from app.config.fields.addresses import HostPort
+from app.config.networks import is_link_local
 from workers.targets.sockets import received_bytes
 
 T = TypeVar("T")
@@ -252,3 +259,53 @@ class NodeRotation(Generic[N]):
                 self._nodes.rotate(-1)
                 if tried == len(self._nodes) or time.monotonic() >= ends:
                     raise
+
+
+class LinkLocalAddress(OSError):
+    """A connection to a link-local address was refused."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"{address} is link-local, where a target of a limited token may not be")
+
+
+class _Guard:
+    """Of this process, whose threads call one target at a time."""
+
+    is_installed = False
+    is_on = False
+
+
+@contextmanager
+def refusing_link_local(*, when: bool) -> Iterator[None]:
+    """Have every connection of this process to such an address raise `LinkLocalAddress` until the block ends."""
+    if when and not _Guard.is_installed:
+        sys.addaudithook(_check)  # it stays, so a process that never needs it has none
+        _Guard.is_installed = True
+    _Guard.is_on = when
+    try:
+        yield
+    finally:
+        _Guard.is_on = False
+
+
+def refuses_link_local() -> bool:
+    """Return whether such connections are refused now."""
+    return _Guard.is_on
+
+
+def not_link_local(address: str) -> str:
+    """Return an address. Raises `LinkLocalAddress`."""
+    if is_link_local(address):
+        raise LinkLocalAddress(address)
+    return address
+
+
+def _check(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "socket.connect" or not _Guard.is_on or not isinstance(arguments[1], tuple):  # a unix socket's is text
+        return
+    host = str(arguments[1][0])
+    try:
+        not_link_local(host)
+    except ValueError:  # a name
+        for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            not_link_local(str(entry[4][0]))

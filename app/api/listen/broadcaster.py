@@ -24,8 +24,17 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from app.api.listen.protocol import RESUME, Line, StreamQuery, event_line
-from app.api.listen.stream import LEGACY_PING, MAX_BUFFERED_BYTES, LargeEvents, Stream, decrypt
+from app.api.listen.stream import (
+    LEGACY_PING,
+    MAX_BUFFERED_BYTES,
+    RESUME,
+    LargeEvents,
+    Line,
+    Stream,
+    StreamQuery,
+    decrypt,
+    event_line,
+)
 from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import outbox_state

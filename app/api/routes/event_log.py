@@ -26,9 +26,9 @@ from app.api.auth import (
 )
 from app.api.description import answers
 from app.api.errors import ApiProblem
-from app.api.listen import protocol as listen
+from app.api.listen import stream as listen
 from app.api.listen.broadcaster import SocketHandedOver, Streams
-from app.api.listen.protocol import MAX_FILTER_BYTES, NO_TARGET, SERVER_SENT_EVENTS
+from app.api.listen.stream import MAX_FILTER_BYTES, NO_TARGET, SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
 from app.api.services import reserve, reserve_rows, services
 from app.config.errors import BadValue

@@ -5,7 +5,7 @@ import click
 from app.cli_common.context import ServiceContext, pass_context
 from app.folders import make_private
 from app.outbox import log_head, migration, schema_version
-from app.outbox.engine.locks import write_alone
+from app.outbox.engine.many_rows import write_alone
 
 
 @click.command()

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from app.cli.commands.config import set_keys
-from app.cli.context import CommandContext, source_path, with_api
+from app.cli.context import CommandContext, add_pausing, source_path, with_api
 from app.cli.groups import Group
-from app.cli.pausing import add_pausing
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.param_types import KEY_VALUE, SOURCE
 from app.config.arn import SourceId

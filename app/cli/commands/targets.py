@@ -5,9 +5,8 @@ import click
 from app.api import Refused
 from app.cli.commands.config import remove_target, set_keys
 from app.cli.commands.rules import rule_columns
-from app.cli.context import CommandContext, target_name, target_path, with_api
+from app.cli.context import CommandContext, add_pausing, target_name, target_path, with_api
 from app.cli.groups import Group
-from app.cli.pausing import add_pausing
 from app.cli_common import CommandError
 from app.cli_common.context import ServiceContext, pass_context
 from app.cli_common.output import printable, step_line

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from app.config.broker import KEY_PREFIX
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
 from app.config.fields.field_types import Choice, Number, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.templates import Place, Templated, percent
+from app.config.settings import KEY_PREFIX
 from app.config.targets.base import NamespaceSettings, TlsFiles, check_shape
 
 

@@ -12,7 +12,7 @@ from flask import Response, request
 
 from app.api import Refused
 from app.config.declared_types import is_namespace
-from app.console import calls
+from app.console import session
 from app.console.formats import command, duration, number, options, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor, within_limits
 from app.events.model import EVENT_ID
@@ -43,13 +43,13 @@ def events() -> Response:
         if following:
             newest = _newest()  # before the search, so that no event is in neither of the two
         if given["key"]:
-            history = calls.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000, brief="true")[
+            history = session.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000, brief="true")[
                 "events"
             ]
             found = {"events": history[::-1], "next": None, "searched_to": None}
         else:
             query = {name: text for name, text in given.items() if name != "key"}
-            found = calls.get("/v1/events", **query, after=after, limit=_PAGE)
+            found = session.get("/v1/events", **query, after=after, limit=_PAGE)
     return show(
         "events.html",
         here="events",
@@ -63,7 +63,7 @@ def events() -> Response:
         after=after,
         wrong=refusal.wrong,
         states=STATES,
-        targets=[short_target(target["arn"]) for target in calls.targets()],
+        targets=[short_target(target["arn"]) for target in session.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=command("event", "history", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",
     )
@@ -72,12 +72,12 @@ def events() -> Response:
 @page("/events/stream")
 def stream() -> Response:
     """Stream events to the page that follows the log."""
-    return calls.stream("/v1/events/stream", **form_values("bucket", "prefix", "events", "target", "after"))
+    return session.stream("/v1/events/stream", **form_values("bucket", "prefix", "events", "target", "after"))
 
 
 def _newest() -> str:
     """Return the id of the log's newest event, "" if it has none or the visitor may not see it."""
-    newest = [] if visitor().is_limited else calls.get("/v1/events", limit=1)["events"]
+    newest = [] if visitor().is_limited else session.get("/v1/events", limit=1)["events"]
     return str(newest[0]["id"]) if newest else ""
 
 
@@ -91,9 +91,11 @@ def event(event_id: str) -> Response:
     """Show an event: its record, its state at each target, and where it stands among the events of its object."""
     if not EVENT_ID.fullmatch(event_id):
         raise Refused(404, {"detail": "no event has such an id; an id has 32 hexadecimal digits"})
-    shown = calls.get(f"/v1/events/{event_id}")
-    history = calls.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY, brief="true")["events"]
-    targets = {target["arn"]: target for target in calls.targets()}
+    shown = session.get(f"/v1/events/{event_id}")
+    history = session.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY, brief="true")[
+        "events"
+    ]
+    targets = {target["arn"]: target for target in session.targets()}
     newer = [each for each in history if each["seq"] > shown["seq"]]
     return show(
         "event.html",
@@ -132,7 +134,7 @@ def _urgency(state: dict[str, Any]) -> int:
 def replay(event_id: str) -> Response:
     """Deliver an event to one target again, in the way that its state there needs."""
     target = form_values("target")["target"]
-    shown = calls.get(f"/v1/events/{event_id}")
+    shown = session.get(f"/v1/events/{event_id}")
     state = next((each for each in shown["delivery_states"] if short_target(each["target"]) == target), None)
     return done(_send_again(shown, state, target), f"events/{event_id}")
 
@@ -141,11 +143,11 @@ def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str
     if state is None:
         raise Refused(400, {"detail": f"no rule had sent this event to {target}"})
     if state["state"] == "parked":
-        due = calls.change("POST", "/v1/retries/now", {"ids": [shown["id"]], "target": target})["due"]
+        due = session.change("POST", "/v1/retries/now", {"ids": [shown["id"]], "target": target})["due"]
         return "It is due at once." if due else "It is not retried: it waits behind another event of its object."
     if state["state"] == "dead":
         letter = _dead_letter(shown, target)
-        again = calls.change("POST", "/v1/dead-letters/replay", {"ids": [letter]})["replayed"] if letter else 0
+        again = session.change("POST", "/v1/dead-letters/replay", {"ids": [letter]})["replayed"] if letter else 0
         return "The dead letter is delivered again." if again else "It is no dead letter any more."
     if state["state"] == "pending":
         return "It is not delivered yet, so there is nothing to replay."
@@ -153,7 +155,7 @@ def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str
         raise Refused(
             409, {"detail": f"it was discarded when it was recorded, and never goes there: {state['reason']}"}
         )
-    replay = calls.change("POST", "/v1/replays", _replay(shown, target))
+    replay = session.change("POST", "/v1/replays", _replay(shown, target))
     return f"Replay {replay['id']} delivers it to {target} again."
 
 
@@ -187,7 +189,7 @@ def _dead_letter(shown: dict[str, Any], target: str) -> int | None:
     """Return the number of the event's dead letter at a target."""
     after: int | None = 0
     while after is not None:
-        page_ = calls.get(
+        page_ = session.get(
             "/v1/dead-letters", target=target, bucket=shown["bucket"], prefix=shown["key"], after=after, limit=1000
         )
         for letter in page_["dead_letters"]:

@@ -15,7 +15,7 @@ from flask import Response
 
 from app.api import Refused
 from app.api.services import reserve
-from app.console import calls
+from app.console import session
 from app.console.formats import curves, short_target
 from app.console.pages import form_values, page, within_limits
 
@@ -85,7 +85,7 @@ def samples(kind: str, name: str, form: str) -> Response:
         raise Refused(404, {"detail": "samples can be exported as csv and json"})
     drawn = curves(form_values("since", "before"), time.time())
     query = {"since": drawn.since, "before": drawn.before, "step": drawn.step, "width": drawn.width}
-    [series] = calls.get("/v1/series", target=f"{kind}:{name}", **query)["series"]
+    [series] = session.get("/v1/series", target=f"{kind}:{name}", **query)["series"]
     columns = list(series["samples"][0]) if series["samples"] else []
     return _file(f"{kind}-{name}", form, "samples", series["samples"], columns, None)
 
@@ -94,7 +94,7 @@ def _pages(which: _Export, given: Mapping[str, str]) -> Iterator[dict[str, Any]]
     """Return pages until there is no other one, or they are enough."""
     ends, after, left = time.monotonic() + _SECONDS, "", MAX_ROWS
     while True:
-        found = calls.get(which.path, **given, after=after, limit=min(_PAGE, left))
+        found = session.get(which.path, **given, after=after, limit=min(_PAGE, left))
         yield found
         left -= len(found[which.member])
         after = found["next"]

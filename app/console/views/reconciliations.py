@@ -7,7 +7,7 @@ from typing import Any
 from flask import Response, request
 
 from app.config.declared_types import is_namespace
-from app.console import calls
+from app.console import session
 from app.console.formats import command, short_id, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show, visitor
 from app.resources.reconciliation import DRIFT_KINDS, describe_drift, drift_of
@@ -48,14 +48,14 @@ def reconciliations() -> Response:
         with refusal:
             flags = {name: bool(given[name]) for name in ("repair", "unknown_bucket")}
             body = {"target": given["target"], "bucket": given["bucket"], **flags}
-            run = calls.change("POST", "/v1/reconciliations", body)
+            run = session.change("POST", "/v1/reconciliations", body)
             waits = f": {run['note']}" if run["note"] else " for its turn at a Spark worker"
             return done(f"The run {short_id(run['id'])} waits{waits}.", "reconciliations")
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
-    newest = calls.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
+    newest = session.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
     runs = newest[:limit]
     mirrors = [
-        short_target(target["arn"]) for target in calls.targets() if is_namespace(target["type"], target["settings"])
+        short_target(target["arn"]) for target in session.targets() if is_namespace(target["type"], target["settings"])
     ]
     name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
     return show(
@@ -109,8 +109,8 @@ def remaining_drift(run: Mapping[str, Any]) -> int:
 def run(run: str) -> Response:
     """Show a run and what it has found."""
     kind, after = form_values("kind")["kind"], request.args.get("after", "")
-    shown = calls.get(f"/v1/reconciliations/{run}")
-    findings: dict[str, Any] = calls.get(
+    shown = session.get(f"/v1/reconciliations/{run}")
+    findings: dict[str, Any] = session.get(
         f"/v1/reconciliations/{run}/findings", kind=kind if kind in DRIFT_KINDS else "", after=after, limit=_PAGE
     )
     return show(
@@ -142,6 +142,6 @@ def repair(run: str) -> Response:
 
 
 def _change(run: str, what: str, sentence: str) -> Response:
-    changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
+    changed = session.change("POST", f"/v1/reconciliations/{run}/{what}")
     note = changed["note"] and f" It waits: {changed['note']}."
     return done(sentence + note, f"reconciliations/{changed['id']}")

@@ -9,7 +9,7 @@ from flask import Response, request
 from app.api import Refused
 from app.config.errors import BadValue
 from app.config.fields.field_types import Size, written_size
-from app.console import calls
+from app.console import session
 from app.console.formats import command, options, short_target
 from app.console.pages import FormRefusal, action, done, form_values, page, show
 from app.events.names import AGGREGATES, EVERY, KNOWN
@@ -27,13 +27,13 @@ _USUAL = "s3:ObjectCreated:*, s3:ObjectRemoved:*"
 def rules() -> Response:
     """List the rules, and try them on an event."""
     bucket, tried = form_values("bucket")["bucket"], form_values(*_TRIED)
-    found = calls.get("/v1/rules", bucket=bucket)["rules"]
+    found = session.get("/v1/rules", bucket=bucket)["rules"]
     begin = _number(request.args.get("after", ""))
     match: dict[str, Any] | None = None
     wrong: Refused | None = None
     if tried["try_bucket"]:
         try:
-            match = calls.change("POST", "/v1/rules/match", _event(tried))
+            match = session.change("POST", "/v1/rules/match", _event(tried))
         except Refused as refused:
             wrong = refused
     shown = [rule for rule in found if rule["number"] > begin]
@@ -51,7 +51,7 @@ def rules() -> Response:
         matching={rule["number"] for rule in match["rules"]} if match else set(),
         names=_names(),
         filtered=any(rule.keys() & {*_PAIRS, "min_size", "max_size"} for rule in found),
-        has_targets=bool(found) or bool(calls.targets()),
+        has_targets=bool(found) or bool(session.targets()),
     )
 
 
@@ -62,7 +62,7 @@ def add() -> Response:
     refusal = FormRefusal(400, 404)
     if request.method == "POST":
         with refusal:
-            made = calls.change("POST", "/v1/rules", _rule(given))
+            made = session.change("POST", "/v1/rules", _rule(given))
             return done(f"Events of {given['bucket']} go to {short_target(made['target'])} now.", "rules")
     return _form("Add a rule", "rules/new", given | {"events": given["events"] or _USUAL}, refusal.wrong)
 
@@ -70,7 +70,7 @@ def add() -> Response:
 @page("/rules/<int:number>/edit", "GET", "POST")
 def edit(number: int) -> Response:
     """Change a rule: the new one is added before the old one is removed, so that no event is missed."""
-    old = next((rule for rule in calls.get("/v1/rules")["rules"] if rule["number"] == number), None)
+    old = next((rule for rule in session.get("/v1/rules")["rules"] if rule["number"] == number), None)
     if old is None:
         raise Refused(404, {"title": "Not found", "detail": f"there is no rule {number}"})
     given = {name: str(old.get(name, "")) for name in _MEMBERS} | {"events": ", ".join(old["events"])}
@@ -82,9 +82,9 @@ def edit(number: int) -> Response:
         given = form_values(*_FIELDS)
         with refusal:
             kept = {"rule_id": old["rule_id"]} if old["rule_id"] else {}
-            made = calls.change("POST", "/v1/rules", _rule(given, old) | kept)
+            made = session.change("POST", "/v1/rules", _rule(given, old) | kept)
             if made["number"] != number:
-                calls.change("DELETE", f"/v1/rules/{number}")
+                session.change("DELETE", f"/v1/rules/{number}")
             return done("The rule is changed.", "rules")
     return _form(f"Edit rule {number}", f"rules/{number}/edit", given, refusal.wrong)
 
@@ -92,12 +92,12 @@ def edit(number: int) -> Response:
 @action("/rules/<int:number>/remove", "rules")
 def remove(number: int) -> Response:
     """Remove a rule."""
-    calls.change("DELETE", f"/v1/rules/{number}")
+    session.change("DELETE", f"/v1/rules/{number}")
     return done("The rule is removed; events that it had matched are still delivered.", "rules")
 
 
 def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -> Response:
-    targets = calls.targets()
+    targets = session.targets()
     arn = next((target["arn"] for target in targets if short_target(target["arn"]) == given["target"]), "ARN")
     single = ("prefix", "suffix", "regex", "min_size", "max_size")
     words = options({name.replace("_", "-"): given[name] for name in single})

@@ -1,8 +1,13 @@
-"""Show the service itself: the overview of its targets, its processes, its doctor's findings, audit log and tokens."""
+"""Show the service itself: the overview of its targets, its processes, its doctor's findings, audit log and tokens.
 
+Findings of one subject are listed together, each with what can be done.
+"""
+
+import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,14 +15,130 @@ from flask import Response, request
 
 from app.api import Refused
 from app.api.services import services
+from app.config.arn import parse_target
+from app.config.errors import BadValue
 from app.config.settings import SCOPES
-from app.console import calls
-from app.console.findings import ATTENTION, is_about_processes, lines
+from app.console import session
 from app.console.formats import command, incoming_rate, newest, newest_times, options, points, target_path
 from app.console.pages import FormRefusal, done, filtered, form_values, page, show, visitor
 from app.events.frontends import S3_FRONTENDS
+from app.logs import clause
 from app.release import VERSION
+from app.resources.service import FINDING_GRADES
 from app.resources.target import urgency
+
+ATTENTION = ("problem", "warning")  # grades of findings that need somebody
+_OF_PROCESSES = ("api", "beat", "broker", "drain", "versions", "workers")  # subjects that the page of these is about
+_HOST = "host "  # begins the subject of a finding about one
+_GRAVEST_FIRST = FINDING_GRADES[::-1]
+_SOURCE = "source "  # begins the subject of a finding about one
+_DOCTOR = "doctor"  # the page about every other subject
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A button beside a finding: a page, or a form at `path` that changes something."""
+
+    text: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    is_form: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A finding in a list; `follows` if it is about the same subject as the one before it."""
+
+    id: str
+    subject: str
+    path: str
+    grade: str
+    text: str
+    command: Sequence[str]
+    action: Action
+    follows: bool
+
+
+def lines(findings: Sequence[Mapping[str, Any]], *, may_change: bool, sees_all: bool) -> list[Line]:
+    """Return findings for a visitor: those of one subject together, and the subjects with the gravest ones first."""
+    by_subject: dict[str, list[Mapping[str, Any]]] = {}
+    for each in sorted(findings, key=_severity):
+        by_subject.setdefault(each["subject"], []).append(each)
+    return [
+        Line(
+            id=f"finding-{re.sub('[^A-Za-z0-9]+', '-', subject)}-{index}",
+            subject=subject,
+            path=page_of(subject),
+            grade=each["grade"],
+            text=each["text"],
+            command=each["command"],
+            action=_action(subject, each["command"], may_change=may_change, sees_all=sees_all),
+            follows=index > 0,
+        )
+        for subject, group in by_subject.items()
+        for index, each in enumerate(group)
+    ]
+
+
+def of_target(findings: Sequence[Mapping[str, Any]], target: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what is found of a target besides its state, which its page begins with."""
+    name, reason = f"{target['type']}:{target['name']}", clause(target["reason"])
+    for each in findings:
+        is_of_state = each["text"].startswith(target["state"]) or bool(reason and reason in each["text"])
+        if each["subject"] == name and not is_of_state:
+            yield each
+
+
+def is_about_processes(subject: str) -> bool:
+    """Return whether a finding with this subject is one that the page of the processes is about."""
+    return subject in _OF_PROCESSES or subject.startswith(_HOST)
+
+
+def page_of(subject: str) -> str:
+    """Return the page about what a finding is about."""
+    if is_about_processes(subject):
+        return "processes"
+    if subject.startswith(_SOURCE):
+        return f"sources/{_split(subject.removeprefix(_SOURCE))}"
+    try:
+        target = parse_target(subject)
+    except BadValue:
+        return _DOCTOR
+    return f"targets/{target.type}/{target.name}"
+
+
+def _action(subject: str, command: Sequence[str], *, may_change: bool, sees_all: bool) -> Action:
+    """Return what the command of a finding does, as a button; what a visitor may not do is a page to look at."""
+    action = Action("Show", page_of(subject))
+    match command:
+        case ["target", "test", name] if may_change:
+            action = Action("Test", f"targets/{_split(name)}/test", is_form=True)
+        case ["target" | "source" as noun, "resume", name] if may_change:
+            action = Action("Resume", f"{noun}s/{_split(name)}/resume", is_form=True)
+        case ["dead-letter" | "retry" as noun, "ls", "--target", name]:
+            action = Action("Show", "dead-letters" if noun == "dead-letter" else "retries", {"target": name})
+        case ["event", "search", "--target", name, "--state", state] if sees_all:
+            action = Action("Show", "events", {"target": name, "state": state})
+        case ["event", "show", number] if sees_all:
+            action = Action("Show", f"events/{number}")
+        case ["reconcile", *_] if sees_all:
+            action = Action("Show", "reconciliations")
+        case ["audit", "--action", name] if sees_all and may_change:
+            action = Action("Show", "audit", {"action": name})
+        case ["token", *_] if sees_all and may_change:
+            action = Action("Show", "tokens")
+        case ["worker" | "process", *_] if sees_all:
+            action = Action("Show", "processes")
+    return action
+
+
+def _split(name: str) -> str:
+    return name.replace(":", "/", 1)
+
+
+def _severity(finding: Mapping[str, Any]) -> int:
+    return _GRAVEST_FIRST.index(finding["grade"])
+
 
 _MAX_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
@@ -29,12 +150,12 @@ _LINES, _MAX_LINES = 8, 40  # findings above the targets; in all, of which the o
 @page("/")
 def overview() -> Response:
     """Show the state of every target, those with problems first."""
-    found = [one for one in calls.get("/v1/doctor")["findings"] if one["grade"] in ATTENTION]
+    found = [one for one in session.get("/v1/doctor")["findings"] if one["grade"] in ATTENTION]
     rows, limited = _rows(found), visitor().is_limited
     targets, curves, times = rows["targets"], rows["curves"], rows["times"]
     status = _sum(targets) | ({} if limited else _service())
     events = status["events"]
-    intake = [] if limited else calls.get("/v1/intake")["intake"]
+    intake = [] if limited else session.get("/v1/intake")["intake"]
     rates = [point for curve in curves.values() if (point := newest(curve, time.time()))]
     return show(
         "overview.html",
@@ -52,7 +173,7 @@ def overview() -> Response:
         intake=intake,
         incoming=incoming_rate(intake),
         outgoing=sum(point.delivered for point in rates) if rates else None,
-        has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
+        has_rules=limited or (bool(targets) and bool(session.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
     )
 
@@ -60,7 +181,7 @@ def overview() -> Response:
 @page("/targets")
 def targets() -> Response:
     """Show the state of every target, as the overview does."""
-    return show("targets.html", here="targets", **_rows(calls.get("/v1/doctor")["findings"]))
+    return show("targets.html", here="targets", **_rows(session.get("/v1/doctor")["findings"]))
 
 
 def _rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -68,7 +189,7 @@ def _rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     One that is not paused, with a problem of its own or without any worker, is not shown as one that runs.
     """
-    targets = calls.get("/v1/targets")["targets"]
+    targets = session.get("/v1/targets")["targets"]
     problems = {one["subject"] for one in found if one["grade"] == "problem"}
     for target in targets:
         state, name = target["state"], f"{target['type']}:{target['name']}"
@@ -109,18 +230,18 @@ def _service() -> dict[str, Any]:
 
 def _series(minutes: int) -> list[dict[str, Any]]:
     since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
-    series: list[dict[str, Any]] = calls.get("/v1/series", since=since)["series"]
+    series: list[dict[str, Any]] = session.get("/v1/series", since=since)["series"]
     return series
 
 
 @page("/processes")
 def processes() -> Response:
     """Show the processes, those that are missed or run another version first, and the queues."""
-    found = calls.get("/v1/processes")
+    found = session.get("/v1/processes")
     who = visitor()
-    findings = [one for one in calls.get("/v1/doctor")["findings"] if is_about_processes(one["subject"])]
+    findings = [one for one in session.get("/v1/doctor")["findings"] if is_about_processes(one["subject"])]
     bad = [one for one in findings if one["grade"] in ATTENTION]
-    states = {target["arn"]: target["state"] for target in calls.targets()}
+    states = {target["arn"]: target["state"] for target in session.targets()}
     return show(
         "process_list.html",
         here="processes",
@@ -133,7 +254,7 @@ def processes() -> Response:
         strangers=found["other_processes"],
         queues=sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"])),
         states=states,
-        checks=calls.checks()
+        checks=session.checks()
         | {one["subject"]: {"ok": one["grade"] == "ok"} for one in findings if one["subject"] == "broker"},
         findings=lines(bad, may_change=who.may_change, sees_all=not who.is_limited),
         path_of=target_path,
@@ -143,7 +264,7 @@ def processes() -> Response:
 @page("/doctor")
 def doctor() -> Response:
     """Show the findings."""
-    who, found = visitor(), calls.get("/v1/doctor")["findings"]
+    who, found = visitor(), session.get("/v1/doctor")["findings"]
     shown = lines(found, may_change=who.may_change, sees_all=not who.is_limited)
     return show("doctor.html", here="doctor", findings=shown, cli=command("doctor"))
 
@@ -172,12 +293,14 @@ def tokens() -> Response:
             limits: dict[str, Any] = {"buckets": buckets, "targets": targets}
             limits |= {"tenant": given["tenant"]} if given["tenant"] else {}
             limits |= {"expires": given["expires"]} if given["expires"] else {}
-            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits})
+            made = session.change(
+                "POST", "/v1/tokens", {"name": name, "scopes": scopes, "frontend": frontend, **limits}
+            )
     return show(
         "tokens.html",
         here="tokens",
         # The first token ends the time in which none was needed, so the list may be refused from now on.
-        tokens=calls.get("/v1/tokens")["tokens"] if not (made and not visitor().name) else [],
+        tokens=session.get("/v1/tokens")["tokens"] if not (made and not visitor().name) else [],
         made=made,
         wrong=refusal.wrong,
         name="" if made else name,
@@ -213,7 +336,7 @@ def revoke(name: str) -> Response:
     if request.method == "POST":
         try:
             if typed == name:
-                calls.change("DELETE", f"/v1/tokens/{name}")
+                session.change("DELETE", f"/v1/tokens/{name}")
                 return done(f"The token {name} is revoked; its sessions end with it.", "tokens")
             problem = f"type {name} to revoke it"
         except Refused as refused:
@@ -223,7 +346,7 @@ def revoke(name: str) -> Response:
         here="tokens",
         name=name,
         own=name == _own(),
-        last=len(calls.get("/v1/tokens")["tokens"]) == 1,
+        last=len(session.get("/v1/tokens")["tokens"]) == 1,
         typed=typed,
         problem=problem,
     )

@@ -18,10 +18,10 @@ from app.config.fields.fields import Declared, Field, fields_of
 from app.config.fields.secret_refs import is_secret_ref
 from app.config.sources.base import SourceSettings, ordered_source_fields
 from app.config.targets.base import DEFAULT_QUEUE_LIMIT, TargetSettings, ordered_fields
-from app.console import calls
-from app.console.calls import resource_path
+from app.console import session
 from app.console.formats import command
 from app.console.pages import FormRefusal, done, page, show
+from app.console.session import resource_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def new(room: str) -> Response:
             _refuse_existing(room, kind, name)
             if "test" in request.form:
                 return _form(room, kind, name, settings, None, existing=False, trial=_try(room, kind, name, settings))
-            calls.change("PUT", resource_path(room, kind, name), settings)
+            session.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is created. {of.begins}", f"{room}/{kind}/{name}")
     return _form(room, kind, name, settings, refusal.wrong, existing=False)
 
@@ -110,21 +110,21 @@ def new(room: str) -> Response:
 @page("/<any(targets, sources):room>/<kind>/<name>/edit", "GET", "POST")
 def edit(room: str, kind: str, name: str) -> Response:
     """Change the settings of a target or source; a secret whose field is left empty is kept."""
-    stored: dict[str, str] = calls.get(resource_path(room, kind, name))["settings"]
+    stored: dict[str, str] = session.get(resource_path(room, kind, name))["settings"]
     settings, refusal = stored, FormRefusal(400, 409, 503)
     if request.method == "POST":
         settings = _settings(room, kind, stored)
         with refusal:
             if "test" in request.form:
                 return _form(room, kind, name, settings, None, existing=True, trial=_try(room, kind, name, settings))
-            calls.change("PUT", resource_path(room, kind, name), settings)
+            session.change("PUT", resource_path(room, kind, name), settings)
             return done(f"{kind}:{name} is changed; {ROOMS[room].changes}.", f"{room}/{kind}/{name}")
     return _form(room, kind, name, settings, refusal.wrong, existing=True)
 
 
 def _try(room: str, kind: str, name: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return what comes of a test with the settings of the form, which are not stored. Raises `Refused`."""
-    found: dict[str, Any] = calls.change("POST", f"{resource_path(room, kind, name)}/test-settings", settings)
+    found: dict[str, Any] = session.change("POST", f"{resource_path(room, kind, name)}/test-settings", settings)
     return found
 
 
@@ -134,7 +134,7 @@ def _refuse_existing(room: str, kind: str, name: str) -> None:
     if not name or "/" in name:
         raise Refused(400, {"detail": f"give the {noun} a name", "field": "target_name"})
     try:
-        calls.get(resource_path(room, kind, name))
+        session.get(resource_path(room, kind, name))
     except Refused as refused:
         if refused.status != 404:
             raise

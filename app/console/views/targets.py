@@ -12,11 +12,11 @@ from app.api.services import services
 from app.config.declared_types import SOURCE_TYPES, TYPES
 from app.config.sources.base import ordered_source_fields
 from app.config.targets.base import ordered_fields
-from app.console import calls
-from app.console.calls import resource_path
-from app.console.findings import Line, lines, of_target
+from app.console import session
 from app.console.formats import Curves, Point, curves, newest, newest_times, number, points, pretty_json, short_target
 from app.console.pages import NOTHING_SELECTED, action, done, form_values, page, show, ticked_numbers, visitor
+from app.console.session import resource_path
+from app.console.views.service import Line, lines, of_target
 from app.console.views.settings_forms import ROOMS, as_set, by_default, other_values
 from app.quantities import count_noun
 from app.resources.declaration import BadMember
@@ -31,7 +31,7 @@ _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "
 @page("/targets/<kind>/<name>")
 def target(kind: str, name: str) -> Response:
     """Show a target."""
-    shown = calls.get(resource_path("targets", kind, name))
+    shown = session.get(resource_path("targets", kind, name))
     arn, events = shown["arn"], shown["events"]
     live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
     given, wrong = form_values("since", "before"), dict[str, str]()
@@ -43,7 +43,7 @@ def target(kind: str, name: str) -> Response:
             curve = _points(arn, drawn)
     except BadMember as error:
         drawn, wrong = curves({"since": "", "before": ""}, time.time()), {error.field: f"{error}: {error.hint}"}
-    partitions = calls.get(f"{resource_path('targets', kind, name)}/partitions")["partitions"]
+    partitions = session.get(f"{resource_path('targets', kind, name)}/partitions")["partitions"]
     others = other_values(shown, allow_private=services().settings.allow_private)
     return show(
         "target.html",
@@ -61,8 +61,8 @@ def target(kind: str, name: str) -> Response:
         timed=any(point.p99 is not None for point in curve),
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
         shares=_shares(events),
-        reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
-        retries=(retries := calls.get("/v1/retries", target=arn, limit=_RETRIES) if events["parked"] else None),
+        reasons=session.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
+        retries=(retries := session.get("/v1/retries", target=arn, limit=_RETRIES) if events["parked"] else None),
         failures=_failures(retries["retries"]) if retries else [],
         soon=_NEXT,
         rules=[] if live else rules_of(arn),
@@ -78,14 +78,14 @@ def target(kind: str, name: str) -> Response:
 
 def _findings(target: Mapping[str, Any]) -> list[Line]:
     """Return what is found of a target besides its state."""
-    who, found = visitor(), calls.get("/v1/doctor")["findings"]
+    who, found = visitor(), session.get("/v1/doctor")["findings"]
     bad = [each for each in of_target(found, target) if each["grade"] != "ok"]
     return lines(bad, may_change=who.may_change, sees_all=not who.is_limited)
 
 
 def _points(arn: str, drawn: Curves) -> list[Point]:
     query = {"since": drawn.since, "before": drawn.before, "step": drawn.step, "width": drawn.width}
-    [series] = calls.get("/v1/series", target=arn, **query)["series"]
+    [series] = session.get("/v1/series", target=arn, **query)["series"]
     return points(series["samples"], width=drawn.width)
 
 
@@ -115,20 +115,20 @@ def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:
 
 def rules_of(arn: str) -> list[dict[str, Any]]:
     """Return the rules that name a target; none for a visitor who may not see the rules."""
-    rules = [] if visitor().is_limited else calls.get("/v1/rules")["rules"]
+    rules = [] if visitor().is_limited else session.get("/v1/rules")["rules"]
     return [rule for rule in rules if rule["target"] == arn]
 
 
 def _queue(arn: str) -> dict[str, Any] | None:
     if visitor().is_limited:
         return None
-    return next((queue for queue in calls.get("/v1/processes")["queues"] if queue["target"] == arn), None)
+    return next((queue for queue in session.get("/v1/processes")["queues"] if queue["target"] == arn), None)
 
 
 @action("/targets/<kind>/<name>/test", "targets/{kind}/{name}")
 def test(kind: str, name: str) -> Response:
     """Record a test event, and show it on its way."""
-    sent = calls.change("POST", f"{resource_path('targets', kind, name)}/test")
+    sent = session.change("POST", f"{resource_path('targets', kind, name)}/test")
     return done("The test event is recorded; this page follows it.", f"events/{sent['ids'][-1]}")
 
 
@@ -137,7 +137,7 @@ def retry(kind: str, name: str) -> Response:
     """Retry an event of a target at once, or every one that is retried."""
     event = form_values("event")["event"]
     chosen = {"target": f"{kind}:{name}"} | ({"ids": [event]} if event else {})
-    due = calls.change("POST", "/v1/retries/now", chosen)["due"]
+    due = session.change("POST", "/v1/retries/now", chosen)["due"]
     return done(f"{number(due)} {'event is' if due == 1 else 'events are'} due at once.", f"targets/{kind}/{name}")
 
 
@@ -149,7 +149,7 @@ _RANK = {"failing": 0, "waiting": 1, "paused": 2, "running": 3, "disabled": 4}
 @page("/sources")
 def sources() -> Response:
     """List the sources, those with problems first."""
-    listed = calls.get("/v1/sources")["sources"]
+    listed = session.get("/v1/sources")["sources"]
     listed.sort(key=lambda source: (_RANK.get(source["state"], 9), source["type"], source["name"]))
     return show("sources.html", here="sources", sources=listed)
 
@@ -157,10 +157,10 @@ def sources() -> Response:
 @page("/sources/<kind>/<name>")
 def source(kind: str, name: str) -> Response:
     """Show a source and its rejected messages."""
-    shown, after = calls.get(_source_path(kind, name)), request.args.get("after", "")
+    shown, after = session.get(_source_path(kind, name)), request.args.get("after", "")
     rejected: dict[str, Any] = {"rejected": [], "next": None}
     if shown["rejected_messages"]:
-        rejected = calls.get(f"{_source_path(kind, name)}/rejected", limit=_MESSAGES, after=after)
+        rejected = session.get(f"{_source_path(kind, name)}/rejected", limit=_MESSAGES, after=after)
     return show(
         "source.html",
         here="sources",
@@ -177,7 +177,7 @@ def source(kind: str, name: str) -> Response:
 @page("/sources/<kind>/<name>/rejected/<int:message>")
 def rejected_message(kind: str, name: str, message: int) -> Response:
     """Show a rejected message as it was pulled."""
-    found = calls.get(f"{_source_path(kind, name)}/rejected/{message}")
+    found = session.get(f"{_source_path(kind, name)}/rejected/{message}")
     text = found["body"]
     return show(
         "source_message.html",
@@ -198,7 +198,7 @@ def retry_messages(kind: str, name: str) -> Response:
     recorded = repeated = 0
     for message in ids:
         try:
-            answer = calls.change("POST", f"{_source_path(kind, name)}/rejected/{message}/retry")
+            answer = session.change("POST", f"{_source_path(kind, name)}/rejected/{message}/retry")
         except Refused as refused:
             before = count_noun(recorded, "event")
             return done(f"Message {message}: {refused}. Recorded before it: {before}.", back, bad=True)
@@ -211,7 +211,7 @@ def retry_messages(kind: str, name: str) -> Response:
 def delete_messages(kind: str, name: str) -> Response:
     """Delete the ticked messages permanently."""
     back, ids = f"sources/{kind}/{name}", _ticked_messages()
-    deleted = calls.change("POST", f"{_source_path(kind, name)}/rejected/delete", {"ids": ids})["deleted"]
+    deleted = session.change("POST", f"{_source_path(kind, name)}/rejected/delete", {"ids": ids})["deleted"]
     return done(f"{number(deleted)} {'message is' if deleted == 1 else 'messages are'} deleted.", back)
 
 
@@ -230,14 +230,14 @@ def _source_path(kind: str, name: str) -> str:
 def pause(room: str, kind: str, name: str) -> Response:
     """Pause a target or source."""
     reason = form_values("reason")["reason"] or "paused in the console"
-    calls.change("POST", f"{resource_path(room, kind, name)}/pause", {"reason": reason})
+    session.change("POST", f"{resource_path(room, kind, name)}/pause", {"reason": reason})
     return done(f"{kind}:{name} is paused; {ROOMS[room].waits}.", f"{room}/{kind}/{name}")
 
 
 @page("/<any(targets, sources):room>/<kind>/<name>/resume", "POST")
 def resume(room: str, kind: str, name: str) -> Response:
     """Resume a target or source, or try a source that fails at once."""
-    calls.change("POST", f"{resource_path(room, kind, name)}/resume")
+    session.change("POST", f"{resource_path(room, kind, name)}/resume")
     return done(f"{kind}:{name} {ROOMS[room].resumed}.", f"{room}/{kind}/{name}")
 
 
@@ -246,7 +246,7 @@ def acknowledge(kind: str, name: str) -> Response:
     """End the warning of the events that were discarded for a target, as many as the page has shown."""
     shown = form_values("discarded")["discarded"]
     discarded = int(shown) if shown.isdecimal() else 0
-    calls.change("POST", f"{resource_path('targets', kind, name)}/acknowledge", {"discarded": discarded})
+    session.change("POST", f"{resource_path('targets', kind, name)}/acknowledge", {"discarded": discarded})
     return done(f"{discarded} discarded events of {kind}:{name} are acknowledged.", f"targets/{kind}/{name}")
 
 
@@ -254,11 +254,11 @@ def acknowledge(kind: str, name: str) -> Response:
 def remove(room: str, kind: str, name: str) -> Response:
     """Remove a target or source, after its name was typed."""
     path, full, of = resource_path(room, kind, name), f"{kind}:{name}", ROOMS[room]
-    shown, typed, problem = calls.get(path), form_values("typed")["typed"], ""
+    shown, typed, problem = session.get(path), form_values("typed")["typed"], ""
     if request.method == "POST":
         try:
             if typed == full:
-                lost = ", ".join(calls.change("DELETE", path, force="true").get("lost", ()))
+                lost = ", ".join(session.change("DELETE", path, force="true").get("lost", ()))
                 return done(f"{full} is removed" + (f"; lost: {lost}." if lost else f"{of.stays}."), room)
             problem = f"type {full} to remove it"
         except Refused as refused:

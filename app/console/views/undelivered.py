@@ -6,7 +6,7 @@ from typing import Any
 from flask import Response, request
 
 from app.api import Refused
-from app.console import calls
+from app.console import session
 from app.console.formats import command, number, options, short_target
 from app.console.pages import (
     NOTHING_SELECTED,
@@ -35,7 +35,7 @@ def retries() -> Response:
     return show(
         "retries.html",
         here="retries",
-        targets=[short_target(target["arn"]) for target in calls.targets()],
+        targets=[short_target(target["arn"]) for target in session.targets()],
         options=options(listed["given"]),
         **listed,
     )
@@ -57,7 +57,7 @@ def give_up() -> Response:
 
 def _change_retries(path: str, member: str, one: str, several: str) -> Response:
     given = form_values(*_RETRY_FILTERS)
-    count = sum(calls.change("POST", path, chosen)[member] for chosen in _chosen_retries(given))
+    count = sum(session.change("POST", path, chosen)[member] for chosen in _chosen_retries(given))
     return done(f"{number(count)} {f'event {one}' if count == 1 else f'events {several}'}.", "retries", given)
 
 
@@ -88,12 +88,14 @@ def dead_letters() -> Response:
     listed = filtered("/v1/dead-letters", "dead_letters", _DEAD_LETTER_FILTERS, "target")
     given, reasons = listed["given"], {"reasons": [], "complete": True, "looked_at": 0}
     if not listed["wrong"]:
-        reasons = calls.get("/v1/dead-letters/reasons", **{name: given[name] for name in ("target", "since", "before")})
+        reasons = session.get(
+            "/v1/dead-letters/reasons", **{name: given[name] for name in ("target", "since", "before")}
+        )
     return show(
         "dead_letters.html",
         here="dead-letters",
         reasons=reasons,
-        targets=[short_target(target["arn"]) for target in calls.targets()],
+        targets=[short_target(target["arn"]) for target in session.targets()],
         options=options(given),
         **listed,
     )
@@ -106,7 +108,7 @@ def preview_dead_letters() -> Response:
     chosen = _chosen_dead_letters(given)
     ids: list[int] = chosen.get("ids", [])
     query = {name: value for name, value in chosen.items() if name not in ("ids", "all")}
-    found = calls.get("/v1/dead-letters", **query, ids=",".join(map(str, ids)), limit=_COUNTED)
+    found = session.get("/v1/dead-letters", **query, ids=",".join(map(str, ids)), limit=_COUNTED)
     letters = found["dead_letters"]
     return show(
         "dead_letters_preview.html",
@@ -126,7 +128,7 @@ def replay_dead_letters() -> Response:
     """Replay the selected dead letters, or all that match the filter."""
     given = form_values(*_DEAD_LETTER_FILTERS)
     chosen = _chosen_dead_letters(given)
-    replayed = calls.change("POST", "/v1/dead-letters/replay", chosen)["replayed"]
+    replayed = session.change("POST", "/v1/dead-letters/replay", chosen)["replayed"]
     return done(f"{_letters(replayed)} delivered again; what fails returns to this list.", "dead-letters", given)
 
 
@@ -138,7 +140,7 @@ def purge_dead_letters() -> Response:
     problem = ""
     if typed["confirmed"]:
         if typed["typed"] == "purge":
-            purged = calls.change("POST", "/v1/dead-letters/purge", chosen)["purged"]
+            purged = session.change("POST", "/v1/dead-letters/purge", chosen)["purged"]
             return done(f"{_letters(purged)} deleted.", "dead-letters", given)
         problem = "type purge to delete them"
     return show(
@@ -193,11 +195,11 @@ def replays() -> Response:
     if request.method == "POST" or step["step"] == "preview":
         with refusal:
             if request.method == "POST":
-                made = calls.change("POST", "/v1/replays", _selection(given) | ({"all": True} if step["all"] else {}))
+                made = session.change("POST", "/v1/replays", _selection(given) | ({"all": True} if step["all"] else {}))
                 return done(f"Replay {made['id']} to {short_target(made['target'])} has begun.", "replays")
-            preview = calls.get("/v1/events", **{**given, "limit": _PREVIEW})
+            preview = session.get("/v1/events", **{**given, "limit": _PREVIEW})
     after = request.args.get("after", "")
-    found = calls.get("/v1/replays")["replays"]
+    found = session.get("/v1/replays")["replays"]
     first = int(after[:12]) if after.isascii() and after.isdigit() else None
     listed = [each for each in found if first is None or each["id"] < first]
     return show(
@@ -213,7 +215,7 @@ def replays() -> Response:
         preview=preview,
         most=_PREVIEW,
         wrong=refusal.wrong,
-        targets=[short_target(target["arn"]) for target in calls.targets()],
+        targets=[short_target(target["arn"]) for target in session.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=_replay_command(given),
     )
@@ -222,7 +224,7 @@ def replays() -> Response:
 @action("/replays/<int:number>/cancel", "replays")
 def cancel_replay(number: int) -> Response:
     """Cancel a replay."""
-    calls.change("DELETE", f"/v1/replays/{number}")
+    session.change("DELETE", f"/v1/replays/{number}")
     return done(f"Replay {number} is cancelled; what it has delivered stays delivered.", "replays")
 
 

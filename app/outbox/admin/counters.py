@@ -27,8 +27,7 @@ from app.outbox.delivery.availability import with_failing
 from app.outbox.delivery.due_work import PartitionOf, first_parked
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import own_cursors
-from app.outbox.engine.many_rows import chunks, search_each
+from app.outbox.engine.many_rows import chunks, own_cursors, search_each
 from app.outbox.log import arrivals
 from app.outbox.log.arrivals import CURSOR, CURSORS, IN_WINDOW, LogWindow, unread, unread_of_targets
 from app.outbox.log.reading import is_for

@@ -18,7 +18,7 @@ from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.declared import UnknownTarget, find_target
 from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database, inserted_id, now_ms
-from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
+from app.outbox.engine.many_rows import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.errors import BadSelection, UnknownReplay
 from app.outbox.policies import REPLAYS
 

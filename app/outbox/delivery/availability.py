@@ -33,7 +33,7 @@ from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG, clean_reason
 from app.outbox.declared import OPENED, OPENING_FAILED, Failing, StoredTarget
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.policies import FAILING, OPENINGS
 
 

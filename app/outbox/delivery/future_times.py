@@ -16,8 +16,7 @@ from app.outbox import tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.delivery import transitions
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_cursors
-from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
+from app.outbox.engine.many_rows import MAX_SEARCHES, chunks, lock_cursors
 from app.outbox.policies import FUTURE_TIMES, REDELIVERY
 from app.outbox.reconcile.runs import BACKFILLING, RUNNING
 

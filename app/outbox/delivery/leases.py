@@ -24,7 +24,7 @@ from app.outbox import log_head, tables
 from app.outbox.column_values import REVOKED, WHOLE_LOG
 from app.outbox.delivery.due_work import DueTarget, PartitionOf, due_of_target, is_free, read_refusals, with_parked
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
+from app.outbox.engine.many_rows import own_cursors, repeated_after_deadlock
 from app.outbox.log.arrivals import unread_after
 from app.outbox.policies import DUE_WORK, LEASES
 

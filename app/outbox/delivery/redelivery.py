@@ -22,8 +22,7 @@ from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_cursors, repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, lock_cursors, repeated_after_deadlock
 from app.outbox.policies import REDELIVERY
 
 log = logging.getLogger("bucketwire.outbox")

@@ -26,8 +26,7 @@ from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import ParkedEvent, PartitionReader
 from app.outbox.delivery.transitions import end_replay, restore_heads
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
-from app.outbox.engine.locks import own_cursors, repeated_after_deadlock
-from app.outbox.engine.many_rows import MAX_SEARCHES, chunks
+from app.outbox.engine.many_rows import MAX_SEARCHES, chunks, own_cursors, repeated_after_deadlock
 from app.outbox.object_versions import ObjectVersions
 
 

@@ -27,10 +27,10 @@ queue (`queue_limit`) until it is settled, and then frees it (`cursors.freed`); 
 keys has a column there too, `folded` (`app.outbox.object_versions`).
 
 Each function is for one target and, but for `try_all_now`, in the caller's transaction. It locks first what
-`app.outbox.engine.locks` says, so that it sees what a concurrent settlement wrote, or is seen by it. A transaction has
-the events of one target only: an append locks the rows of many targets, in an order that is the database's, so one that
-held one of them and waited for a second would be a deadlock; on MySQL also one that parks events, because the foreign
-key locks the target's row.
+`app.outbox.engine.many_rows` says, so that it sees what a concurrent settlement wrote, or is seen by it. A transaction
+has the events of one target only: an append locks the rows of many targets, in an order that is the database's, so one
+that held one of them and waited for a second would be a deadlock; on MySQL also one that parks events, because the
+foreign key locks the target's row.
 
 The oldest of an object's parked events, the *head*, has a due time; each later one has `NEVER` and waits behind it. A
 transaction that parks events, removes them or changes their times calls `restore_heads` for their objects before it
@@ -53,8 +53,7 @@ from app.outbox.delivery.leases import Lease, fence
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition, neither_parked_nor_dead
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, lock_cursors, lock_tail, own_cursors, repeated_after_deadlock
 from app.outbox.log_head import LogHead
 from app.outbox.policies import FUTURE_TIMES
 

@@ -26,8 +26,7 @@ from app.outbox.buckets import REMOVED, Remembered
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.engine.locks import after_deadlocks
-from app.outbox.engine.many_rows import chunks, insert
+from app.outbox.engine.many_rows import after_deadlocks, chunks, insert
 from app.outbox.log import arrivals
 from app.outbox.log.routing import Matches, Routing, Targets, load_routing
 from app.outbox.policies import APPEND

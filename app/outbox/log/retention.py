@@ -28,8 +28,7 @@ from app.outbox import log_head, tables
 from app.outbox.column_values import NEVER, WHOLE_LOG
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import try_lock_tail
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, try_lock_tail
 from app.outbox.log import arrivals
 from app.outbox.object_versions import keep_records
 from app.outbox.policies import RETENTION

@@ -19,8 +19,7 @@ from app.config.errors import BadValue
 from app.outbox import log_head, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, UnknownRun
 from app.outbox.policies import RECONCILIATIONS
 from app.resources.reconciliation import COUNTS, drift_of

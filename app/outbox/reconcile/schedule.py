@@ -32,7 +32,7 @@ from app.outbox.column_values import NEVER
 from app.outbox.declared import read_rules
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.errors import AlreadyRunning, NothingToRepair, UnknownRun, UnseenBucket
 from app.outbox.policies import HEARTBEATS, RECONCILIATIONS
 from app.outbox.reconcile.runs import (

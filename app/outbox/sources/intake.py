@@ -22,7 +22,7 @@ from app.outbox.delivery.leases import at_least
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.engine.db_errors import may_be_a_value
-from app.outbox.engine.locks import repeated_after_deadlock, write_alone
+from app.outbox.engine.many_rows import repeated_after_deadlock, write_alone
 from app.outbox.errors import StillRejected, UnknownMessage
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import check_writable

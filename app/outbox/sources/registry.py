@@ -16,7 +16,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.declared import NOT_NAMED, SealedSettings, read_row
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, OpenTransaction, now_ms
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.errors import ReadOnlySource, SourceInUse
 from app.outbox.sources import watched
 from app.outbox.sources.rows import (

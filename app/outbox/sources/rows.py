@@ -17,7 +17,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.declared import EnvironmentRow, converted, read_row, read_rows, some_names
 from app.outbox.delivery.leases import LeaseLost, at_least, new_token
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.locks import repeated_after_deadlock
+from app.outbox.engine.many_rows import repeated_after_deadlock
 from app.outbox.errors import UnknownSource
 
 INVALID_SETTINGS = "its settings in the environment are invalid"  # a reason

@@ -26,8 +26,7 @@ from app.outbox.column_values import clean_reason
 from app.outbox.delivery.leases import LeaseLost, at_least
 from app.outbox.engine.clock import DatabaseClock, database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import repeated_after_deadlock, write_alone
-from app.outbox.engine.many_rows import chunks
+from app.outbox.engine.many_rows import chunks, repeated_after_deadlock, write_alone
 from app.outbox.log.append import Guard, Log, QueueFull, Receipt, key_hash
 from app.outbox.log.reading import TOO_LONG, first_seq, is_named, within_budget
 from app.outbox.policies import APPEND, RETENTION

@@ -14,8 +14,14 @@ import pytest
 
 from app.api.listen import broadcaster
 from app.api.listen.broadcaster import Broadcaster
-from app.api.listen.protocol import NO_TARGET, SERVER_SENT_EVENTS, ServerSentEvents, StreamQuery
-from app.api.listen.stream import MAX_BUFFERED_BYTES, Stream
+from app.api.listen.stream import (
+    MAX_BUFFERED_BYTES,
+    NO_TARGET,
+    SERVER_SENT_EVENTS,
+    ServerSentEvents,
+    Stream,
+    StreamQuery,
+)
 from app.api.s3.errors import S3Error
 from app.outbox import tables
 from app.outbox.engine.database import Database

@@ -22,7 +22,7 @@ from botocore.credentials import Credentials
 from minio.error import MinioAdminException
 from werkzeug.test import Client, TestResponse
 
-from app.api.admin.call import LIMIT, encrypt
+from app.api.admin.wsgi_app import LIMIT, encrypt
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.settings import Settings

@@ -13,7 +13,7 @@ import redis
 
 from app.api.in_process import CommandApi
 from app.config.arn import TargetId
-from app.config.broker import KEY_PREFIX
+from app.config.settings import KEY_PREFIX
 from app.manifest import plan
 from app.manifest.plan import Plan
 from app.outbox.engine.database import Database

@@ -14,7 +14,7 @@ import redis
 import sqlalchemy as sa
 
 from app.broker import SERVICE_QUEUE, Broker, queue_name
-from app.config.broker import KEY_PREFIX
+from app.config.settings import KEY_PREFIX
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log

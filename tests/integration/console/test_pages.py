@@ -23,7 +23,7 @@ from app.cli import bucketwire
 from app.config.arn import TargetId
 from app.config.declared_types import TYPES
 from app.config.errors import BadSettings
-from app.console import calls
+from app.console import session
 from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox import search as searching
@@ -1240,13 +1240,13 @@ def test_the_page_to_sign_in_proposes_a_token_that_may_only_read(browse: Opened)
 
 
 def test_the_workers_page_counts_no_events_for_the_version(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, get = list[str](), calls.get
+    asked, get = list[str](), session.get
 
     def noted(path: str, **query: object) -> dict[str, object]:
         asked.append(path)
         return get(path, **query)
 
-    monkeypatch.setattr(calls, "get", noted)
+    monkeypatch.setattr(session, "get", noted)
     assert busy.get("processes").status == 200
     assert asked.count("/v1/status") <= 1, "for the navigation, which keeps what it has counted"
 

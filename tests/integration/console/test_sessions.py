@@ -10,7 +10,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.api.listen.broadcaster import SocketHandedOver, Streams
-from app.api.listen.protocol import StreamQuery
+from app.api.listen.stream import StreamQuery
 from app.config.settings import hash_token
 from app.outbox.audit import AuditFilter, actions_of, entries
 from app.outbox.engine.database import Database, now_ms

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from app.outbox import log_head
 from app.outbox.engine import mysql
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.engine.many_rows import lock_cursors, lock_tail
 from app.outbox.log import group_commit
 from app.outbox.log.append import Log
 from app.outbox.log.group_commit import GroupCommit

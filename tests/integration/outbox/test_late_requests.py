@@ -12,7 +12,7 @@ from app.outbox.delivery import redelivery
 from app.outbox.delivery.due_work import DueWork, ObjectHash
 from app.outbox.delivery.leases import Lease
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.locks import lock_cursors
+from app.outbox.engine.many_rows import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.policies import REDELIVERY
 from tests.support import databases

@@ -19,7 +19,7 @@ from app.outbox.admin.replays import Replays, Selection
 from app.outbox.column_values import NEVER
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.engine.locks import lock_cursors
+from app.outbox.engine.many_rows import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.object_versions import UnusedProgress, drop_unused

@@ -418,7 +418,7 @@ def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: p
 
     full = sa.exc.OperationalError("", None, OSError("no space"))
     monkeypatch.setattr(drain.audit, "purge", failing("audit", full))
-    monkeypatch.setattr(drain.attempts, "forget_removed", failing("attempts", KeyError("a defect")))
+    monkeypatch.setattr(drain.event_states, "forget_attempts", failing("attempts", KeyError("a defect")))
     monkeypatch.setattr(drain.availability, "forget_removed", failing("rates", full))
     monkeypatch.setattr(drain, "drop_unused", failing("unused", full))
     monkeypatch.setattr(drain, "_MAX_PURGE_SECONDS", 60)

@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from minio import crypto
 
-from app.api.admin import call
-from app.api.admin.call import BadBody, decrypt, encrypt
+from app.api.admin import wsgi_app
+from app.api.admin.wsgi_app import BadBody, decrypt, encrypt
 
 NIGHTLY = pytest.mark.nightly(
     "whole and cut chunks: a chunk has 16 KiB", when=lambda size: size in {15, 16 * 1024 - 1, 16 * 1024 + 1}
@@ -48,7 +48,7 @@ def test_an_empty_text_is_not_nothing() -> None:
 
 def test_chacha20_which_mc_chooses_on_a_processor_without_aes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     text = os.urandom(20_000)
-    monkeypatch.setattr(call, "_ARGON2_AES", 1)
+    monkeypatch.setattr(wsgi_app, "_ARGON2_AES", 1)
     body = encrypt(text, SECRET)
     assert body[32] == 1
     assert crypto.decrypt(Answer(body), SECRET) == text  # type: ignore[arg-type]
@@ -96,6 +96,6 @@ def test_the_secret_of_another_key_opens_nothing() -> None:
 @pytest.mark.parametrize("name", ["a header alone", "an unknown algorithm", "nothing"])
 def test_nothing_is_derived_for_what_cannot_be_a_body(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = CUT.get(name, b"")
-    monkeypatch.setattr(call, "_derive", lambda *_: pytest.fail("derived"))
+    monkeypatch.setattr(wsgi_app, "_derive", lambda *_: pytest.fail("derived"))
     with pytest.raises(BadBody):
         decrypt(body, SECRET)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.listen import stream
-from app.api.listen.protocol import Line
-from app.api.listen.stream import LargeEvents
+from app.api.listen.stream import LargeEvents, Line
 
 SIZE = stream.MAX_LARGE_BYTES // 3
 

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError
 from app.config.declared_types import TYPES
 from app.config.target_settings import load
 from workers.systems.kafka.client import Client
-from workers.targets import create, link_local
+from workers.targets import create, tcp
 from workers.targets.base import TargetUnavailable
 
 HOST = "metadata.test"
@@ -55,7 +55,7 @@ def test_a_name_that_is_link_local_is_not_connected_to(
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     target = create(kind, load(kind, values | {"timeout": "2s"}))
     try:
-        with link_local.refusing(when=True), pytest.raises(TargetUnavailable) as refused:
+        with tcp.refusing_link_local(when=True), pytest.raises(TargetUnavailable) as refused:
             target.open()
     finally:
         target.close()
@@ -64,20 +64,20 @@ def test_a_name_that_is_link_local_is_not_connected_to(
 
 def test_others_are_connected_to_and_the_refusal_ends_with_the_block() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        with link_local.refusing(when=True):
-            assert link_local.is_refusing()
+        with tcp.refusing_link_local(when=True):
+            assert tcp.refuses_link_local()
             socket.create_connection(listening.getsockname()).close()
             for host in ("169.254.1.1", "0xa9fe0101"):
-                with pytest.raises(link_local.LinkLocalAddress), socket.socket() as opened:
+                with pytest.raises(tcp.LinkLocalAddress), socket.socket() as opened:
                     opened.connect((host, 80))
-        assert not link_local.is_refusing()
-        with link_local.refusing(when=False):
-            assert not link_local.is_refusing()
+        assert not tcp.refuses_link_local()
+        with tcp.refusing_link_local(when=False):
+            assert not tcp.refuses_link_local()
 
 
 def test_a_kafka_producer_whose_thread_connects_between_two_calls_is_refused_too() -> None:
     """A cluster advertises addresses as it likes, and the library reads them again every few minutes."""
-    with link_local.refusing(when=True):
+    with tcp.refusing_link_local(when=True):
         client = Client(level=1, patience=2, bootstrap_servers=["169.254.1.1:9"])
     try:
         with pytest.raises(KafkaError, match="link-local"):

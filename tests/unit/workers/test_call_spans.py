@@ -17,13 +17,12 @@ from app.telemetry.otlp.records import OtelTracing
 from tests.support.builders import event
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.delivery.pooled_target import BatchSizer, PooledTarget
+from workers.delivery.pooled_target import BatchSizer, CallSpans, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.settlement import TargetCall
 from workers.systems.webhook.requests import RequestFormat
 from workers.targets import base
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
-from workers.telemetry.call_spans import CallSpans
 
 NAME = TargetId("webhook", "orders")
 

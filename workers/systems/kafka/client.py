@@ -31,7 +31,7 @@ from kafka.record import default_records, legacy_records
 from app.config.sources.kafka import KafkaSourceSettings
 from app.config.targets.kafka import KafkaConnection, KafkaSettings
 from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
-from workers.targets import link_local, tcp, tls
+from workers.targets import tcp, tls
 
 CLIENT_NAME = "Bucketwire"
 BATCH_BYTES = 1_000_000  # a broker accepts 1,048,588 by default
@@ -113,7 +113,7 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         self._patience = patience
         self.last_error: BaseException | None = None
         net = NetworkSelector(**config)
-        net.refuses_link_local = link_local.is_refusing()  # its producer's thread also connects between two calls
+        net.refuses_link_local = tcp.refuses_link_local()  # its producer's thread also connects between two calls
         self._connections = _Connections(net, self._note, **config)
         # The library drops this option on its way, and brokers would create a topic again that somebody has deleted.
         self._connections.cluster.config["allow_auto_create_topics"] = config.get("allow_auto_create_topics", True)
@@ -256,9 +256,9 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python ships no ty
             timeout_at = time.monotonic() + tcp.share(timeout_at, left)
         try:
             if getattr(net, "refuses_link_local", False):  # the library shows no error's text but its own
-                link_local.checked(addrinfo[4][0])
+                tcp.not_link_local(addrinfo[4][0])
             made = await super().connect(net, addrinfo, socket_options, timeout_at=timeout_at)
-        except link_local.LinkLocalAddress as error:
+        except tcp.LinkLocalAddress as error:
             raise KafkaConnectionError(str(error)) from error
         except KafkaTimeoutError as error:
             if left <= 1:

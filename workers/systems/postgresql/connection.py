@@ -17,7 +17,7 @@ from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.targets.postgresql import PostgresSettings, explicit
 from app.config.targets.postgresql import parameters as libpq_parameters
-from workers.targets import link_local, sockets
+from workers.targets import sockets, tcp
 from workers.targets.base import TargetUnavailable
 from workers.targets.sockets import MAX_ANSWER_BYTES, AnswerTooLong
 from workers.targets.tls import SeenCertificates, seen_with
@@ -69,7 +69,7 @@ def _checked(values: dict[str, str]) -> dict[str, str]:
 
     Raises `TargetUnavailable`.
     """
-    if not link_local.is_refusing():
+    if not tcp.refuses_link_local():
         return values
     names = (values.get("host") or values.get("hostaddr") or "").split(",")
     hosts = (values.get("hostaddr") or values.get("host") or "").split(",")
@@ -80,7 +80,7 @@ def _checked(values: dict[str, str]) -> dict[str, str]:
         for name, host, port in zip(names, hosts, ports, strict=True):
             infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             found = dict.fromkeys(str(entry[4][0]) for entry in infos)
-            chosen += [(name, link_local.checked(address), port) for address in found]
+            chosen += [(name, tcp.not_link_local(address), port) for address in found]
     except OSError as error:
         raise TargetUnavailable(f"PostgreSQL: {error}") from error
     lists = zip(("host", "hostaddr", "port"), zip(*chosen, strict=True), strict=True)
