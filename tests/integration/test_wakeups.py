@@ -38,9 +38,10 @@ from app.broker import (
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.delivery.availability import open_breaker
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Lease
 from app.outbox.delivery.ready_targets import HARD_LIMIT_SECONDS, ReadyTargets
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.spool import Spool, SpoolFeeder
 from app.server.application import create_app
 from app.wakeups import Due, Ready, WakeUps
@@ -529,6 +530,15 @@ def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
     requests.add(lease, "arn", {(0, 1): 1})
     assert asked == ["fed", "redelivery"]
     requests.close()
+
+
+def test_the_drain_that_spooled_events_wake_finds_them(outbox: tuple[Database, dict[str, str]], tmp_path: Path) -> None:
+    database, _ = outbox
+    target, found = add_target(database), list[TargetId]()
+    spool = Spool(tmp_path / "spool")
+    spool.append([event("spooled")])
+    SpoolFeeder(spool, database, lambda: found.extend(due.target for due in DueWork(database).find(now_ms()))).feed()
+    assert found == [target]
 
 
 def _body(key: str, bucket: str = "bucket") -> bytes:

@@ -53,6 +53,23 @@ def test_what_is_spooled_comes_out_as_it_went_in(folder: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_spooled_file_has_its_name_on_the_disk_before_its_request_is_answered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure right after the answer must not take the file away."""
+    spool, fsync = Spool(folder), os.fsync
+    synced: list[tuple[Path, list[Path]]] = []
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), spool.files()))
+
+    monkeypatch.setattr(os, "fsync", noting)
+    spool.append([event("a")])
+    [path] = spool.files()
+    assert synced == [(path.with_suffix(".draft"), []), (folder, [path])]
+
+
 @NIGHTLY
 def test_requests_are_fed_in_the_order_in_which_they_were_spooled(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)

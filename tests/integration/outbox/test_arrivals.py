@@ -181,6 +181,18 @@ def test_the_purge_removes_nothing_that_may_be_unknown(database: Database) -> No
     assert purge(database, NEVER) == 5
 
 
+def test_the_purge_removes_nothing_that_may_be_unknown_before_what_another_target_waits_for(
+    database: Database,
+) -> None:
+    target = add_target(database, "first", bucket="images")
+    with as_older_code(database):
+        record(database, "images", 5)
+    add_target(database, "second", bucket="other")
+    record(database, "other", 5)
+    assert purge(database, NEVER) == 0
+    assert Courier(database, target).run().counts == {"delivered": 5}
+
+
 def test_a_target_that_waits_for_no_event_keeps_none_in_the_log(database: Database) -> None:
     add_target(database, "idle", bucket="none")
     busy = Courier(database, add_target(database, "busy", bucket="images"))

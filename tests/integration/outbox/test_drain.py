@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from app.outbox.log.append import Log
 from tests.support import databases
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
+from tests.support.scripted_target import ScriptedTarget
 from tests.support.tuning import tune
 from workers import drain
 from workers.delivery.partition_worker import LeaseSummary
+from workers.delivery.retry import RetrySchedule
 
 pytestmark = [pytest.mark.promise, databases.TWO]
 
@@ -32,7 +35,9 @@ class Queues:
         made.context.clock = lambda: self.now  # type: ignore[assignment,method-assign]
 
     def drain(self) -> int:
-        """Run a drain; how many wake-ups it has sent."""
+        """Run a drain; how many wake-ups it has sent. It looks for targets to open only the first time."""
+        if self.context.drain._tidied:
+            self.context.drain._tidied = time.monotonic()  # however slow the machine is
         return self.context.drain.run(lambda target: self.waiting.update([target]), lambda target: self.waiting[target])
 
     def take(self, target: TargetId) -> None:
@@ -137,6 +142,21 @@ def test_a_probe_is_announced_at_once_when_its_time_has_come(database: Database,
     assert queues.drain() == 1
 
 
+def test_a_probe_that_succeeds_is_followed_by_a_wakeup_for_the_other_partitions_at_once(
+    database: Database, outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, scripted, asked = add_target(database), ScriptedTarget(), list[float]()
+    record(database, 400)
+    open_breaker(database, registry(database).target(target).row_id, "refused", now_ms() - 1, probing=False)
+    with delivery(outbox_url, tmp_path) as made:
+        made.serve(scripted, RetrySchedule())
+        monkeypatch.setattr(made.context.wakeups, "request", lambda delay=0.0: asked.append(delay))
+        made.context.deliverer.deliver(target)
+        assert 0 < len(scripted.got) < 400
+        assert 0.0 in asked
+        assert Queues(made).drain() == 3
+
+
 def test_two_drains_send_no_more_than_one(database: Database, outbox_url: str, queues: Queues, tmp_path: Path) -> None:
     targets = [add_target(database, name) for name in ("a", "b", "c")]
     record(database, 400)
@@ -161,3 +181,11 @@ def test_a_queue_holds_a_bounded_number_however_many_partitions_are_busy(
     queues.take(target)
     queues.now += drain._REPEAT_MS
     assert queues.drain() == 1
+
+
+def test_targets_that_nobody_opens_keep_no_other_one_from_being_opened(database: Database, queues: Queues) -> None:
+    targets = {add_target(database, f"t{number:02d}") for number in range(12)}
+    for _ in range(2):
+        queues.context.drain._tidied = 0.0  # as a second later
+        queues.drain()
+    assert queues.waiting.keys() == targets

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import orjson
 import pytest
@@ -20,6 +21,7 @@ from app.outbox.column_values import NEVER
 from app.outbox.delivery import redelivery
 from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
 from app.outbox.policies import REDELIVERY
@@ -28,6 +30,8 @@ from tests.services import until
 from tests.support import databases
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers import deliverer
+from workers.delivery.lease_term import LeaseGuard
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
@@ -362,6 +366,35 @@ def test_an_unavailable_answer_after_the_lease_was_lost_is_put_right_too(two: Tw
     assert two.work_off() == "lease lost"
     two.take_over()
     assert two.arrived[-1].id == second.id
+    assert_settled(two)
+
+
+def test_a_late_write_that_the_database_was_away_to_settle_is_put_right_too(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = event("k"), event("k")
+    record(two, first)
+    guards, settle = list[LeaseGuard](), SettlementStore.settle
+
+    class Noted(LeaseGuard):
+        def __enter__(self) -> Self:
+            guards.append(self)
+            return super().__enter__()
+
+    def away(*_: object) -> None:
+        monkeypatch.setattr(SettlementStore, "settle", settle)
+        until(lambda: not guards[0].holds, 20, what="the lease lost")
+        raise sa.exc.OperationalError("UPDATE", None, Exception("connection refused"))
+
+    def newer() -> None:
+        record(two, second)
+        two.take_over()
+        monkeypatch.setattr(SettlementStore, "settle", away)
+
+    monkeypatch.setattr(deliverer, "LeaseGuard", Noted)
+    two.meanwhile(newer)
+    two.work_off()
+    assert [one.id for one in two.arrived] == [first.id, second.id, first.id, second.id]
     assert_settled(two)
 
 

@@ -13,6 +13,7 @@ from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.audit import AuditFilter, entries
+from app.outbox.delivery.due_work import DueWork
 from app.outbox.delivery.leases import LeaseLost, Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -144,6 +145,21 @@ def test_a_shorter_log_has_a_new_epoch_also_where_nobody_claims_anything(databas
     leases.check_epoch()
     assert read_epoch(database) != before
     assert_all_arrive(Courier(database, idle), since)
+
+
+def test_a_target_whose_events_are_at_the_places_of_lost_ones_of_others_is_found_by_the_drain(
+    database: Database,
+) -> None:
+    rare = add_target(database, "rare", bucket="rare")
+    add_target(database, "busy", bucket="images")
+    work = DueWork(database)
+    with older_state(database):
+        Log(database).append([[event("lost") for _ in range(3)]])
+        assert rare not in {due.target for due in work.find(now_ms())}
+    for bucket in ("rare", "images", "images", "images"):
+        Log(database).append([[event(bucket=bucket)]])
+    begin_epoch(database)
+    assert rare in {due.target for due in work.find(now_ms())}
 
 
 def test_rules_changed_after_a_restore_are_read_again(database: Database) -> None:

@@ -447,3 +447,26 @@ def test_a_target_can_be_removed_while_a_worker_parks_events_of_it(database: Dat
         assert removal.result(30) == ["1 rule", "1 undelivered event"]
     other.close()
     assert parked_rows(database) == []
+
+
+def test_a_dead_letter_that_is_replayed_while_a_worker_keeps_its_lease_goes_out_before_later_events(
+    database: Database,
+) -> None:
+    courier = Courier(database, add_target(database))
+    courier.scripted.script = lambda _: Rejected("not yet")
+    [dead] = record(database, event("a"))
+    courier.run()
+    later, other = event("a"), event("b")
+
+    def meanwhile(_: Event) -> Outcome:
+        courier.scripted.script = lambda _: DELIVERED
+        assert DeadLetters(database).replay(DeadLetterFilter()) == 1
+        record(database, later)
+        return DELIVERED
+
+    courier.scripted.script = meanwhile
+    record(database, other)
+    courier.run()
+    assert_each_object_has_one_head(database)
+    assert [one.id for one in courier.scripted.got] == [other.id, dead.id, later.id]
+    assert_counters_balance(database)

@@ -186,6 +186,15 @@ def test_a_lease_ends_when_the_tokens_do_and_what_was_not_sent_stays_as_it_was(d
     assert_in_order(events, courier.scripted.got)
 
 
+def test_a_target_that_gets_few_events_at_a_time_gets_as_many_as_its_rate_allows(database: Database) -> None:
+    """A worker takes the tokens of a whole batch before it reads it."""
+    courier = Courier(database, add_target(database, "audit"), rate=10, batch=10, clock=Clock())
+    for number in range(5):
+        Log(database).append([[event(f"{number}-{place}") for place in range(2)]])
+        courier.run()
+    assert len(courier.scripted.got) == 10
+
+
 def test_retries_and_replays_need_tokens_too(database: Database) -> None:
     target = add_target(database, "audit")
     row_id = registry(database).target(target).row_id

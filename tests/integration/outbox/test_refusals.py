@@ -21,7 +21,7 @@ from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.namespace_policy import Policy
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
@@ -333,3 +333,16 @@ def test_an_answer_to_earlier_settings_delays_no_attempt_with_the_new_ones(
     at_work.until(lambda: len(target.got) == names, what="every event delivered")
     assert targets.target(target_id).state == "running"
     assert_counters_balance(database)
+
+
+def test_a_target_that_is_back_is_available_also_if_it_rejects_what_it_is_sent(
+    database: Database, at_work: Delivery
+) -> None:
+    target_id, targets = add_target(database), registry(database)
+    record(database, spread(8))
+    target = ScriptedTarget(lambda _: Unavailable("connection refused", unreachable=True))
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: targets.target(target_id).state == "unavailable", 30)
+    target.script = lambda _: Rejected("400")
+    at_work.until(lambda: is_settled(database), 30, what="everything settled")
+    assert targets.target(target_id).state == "running"

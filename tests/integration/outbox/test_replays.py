@@ -21,7 +21,7 @@ from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
 from app.resources.undelivered import DeadLetterFilter
 from tests.support import databases
-from tests.support.builders import add_target, event, registry
+from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from tests.support.tuning import tune
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
@@ -341,4 +341,20 @@ def test_a_replay_that_failed_for_a_while_sends_what_overtook_it_once_more(
         courier.run(now=now_ms() + 60_000)
     assert courier.scripted.got[-1].id == newer.id
     assert len(courier.scripted.got) == 2
+    assert_counters_balance(database)
+
+
+def test_an_event_of_a_replay_waits_behind_one_of_its_object_that_failed_in_another_replay(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    created, removed = event("a"), event("a", name=DELETE)
+    _record(database, [created, removed])
+    courier.run()
+    for one in (created, removed):
+        Replays(database).begin(courier.target, Selection(names=(one.name,)))
+    answers = iter([Failed("not yet")])
+    courier.scripted.script = lambda _: next(answers, DELIVERED)
+    courier.scripted.got.clear()
+    while not all(replay.finished for replay in Replays(database).list()) or _counters(database).parked:
+        courier.run()
+    assert [one.id for one in courier.scripted.got] == [created.id, removed.id]
     assert_counters_balance(database)
