@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from app.config.arn import TargetId
@@ -47,7 +48,12 @@ class Share(NamedTuple):
 class _Process(ctypes.Structure):
     """What a process does: which group it serves, since when it waits for its target (0: it does not)."""
 
-    _fields_ = (("group", ctypes.c_int64), ("calling_since", ctypes.c_double), ("has_postponed", ctypes.c_bool))
+    _fields_ = (
+        ("pid", ctypes.c_int32),
+        ("group", ctypes.c_int64),
+        ("calling_since", ctypes.c_double),
+        ("has_postponed", ctypes.c_bool),
+    )
 
 
 class _Pool(ctypes.Structure):
@@ -92,7 +98,7 @@ class ProcessStates:
         """Count this process as idle, under its index in the pool."""
         self._own = index
         if (own := self._process()) is not None and self._pool is not None:
-            own.group, own.calling_since, own.has_postponed = _NOBODY, 0.0, False
+            own.pid, own.group, own.calling_since, own.has_postponed = os.getpid(), _NOBODY, 0.0, False
             self._pool.count = max(self._pool.count, index + 1)
         self.set_busy(busy=False)
 
@@ -141,9 +147,9 @@ class ProcessStates:
         It may not if it is the last one that serves nothing, another group has work, and this group is served already,
         is slow, or is unknown soon after another one was found slow. A bounded group has half of the pool at most.
 
-        A process that is suspended or hangs still counts as serving its group, after its lease has expired, too: in a
-        pool of two that group waits until no other had work for `_LATELY_SECONDS`, or the time limit of its task is
-        over and it is killed.
+        A process that hangs, but was not stopped, still counts as serving its group, after its lease has expired, too:
+        in a pool of two that group waits until no other had work for `_LATELY_SECONDS`, or the time limit of its task
+        is over and it is killed.
         """
         may = self._serve(share or Share(target_id))
         try:
@@ -198,7 +204,8 @@ class ProcessStates:
         with self._locked():  # several get the wake-ups of one drain at the same time
             self._note_work(pool, share.group)
             others = self._others(pool)
-            alike = [one for one in others if one.group == share.group]
+            # One that was stopped has lost its lease, or will: others serve its target meanwhile.
+            alike = [one for one in others if one.group == share.group and not _is_stopped(one.pid)]
             if not self._has_room(pool, share, others, alike):
                 for one in alike:
                     one.has_postponed = True
@@ -281,6 +288,15 @@ class ProcessStates:
     def _set(self, state: int) -> None:
         if self._pool is not None and self._own is not None and self._own < _MAX_PROCESSES:
             self._pool.states[self._own] = state
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal or a debugger."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # it has ended
+        return False
+    return state in ("T", "t")
 
 
 def _after_pause(seconds: float) -> float:

@@ -57,7 +57,7 @@ _LEAST_CONTAINERS, _LEAST_VALUES = 100_000, 400_000  # whatever the limit of rec
 class Limits:
     """The limits of a body: `records` in total, and the nesting of objects and arrays within one record.
 
-    `event_bytes` is the largest size of a stored event (`app.events.stored_size`) that the database takes,
+    `event_bytes` is the largest size of a stored event (`stored_size`) that the database takes,
     `written_bytes` the most bytes that all records of a body have as they are stored, because a short text may become
     six times as long, and that a queue's message has once it is decompressed. `refusals` is how many of the records
     that are left out are described; the others are only counted.

@@ -274,3 +274,26 @@ def test_a_process_that_is_stopped_while_it_has_the_lock_stops_no_other() -> Non
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_a_target_whose_process_was_stopped_gets_the_last_one() -> None:
+    """Its lease has run out, and the others of the pool would leave its target alone until it goes on or is killed."""
+    states = ProcessStates()
+    states.share()
+    states.begin(0)
+    child = os.fork()
+    if not child:
+        states.begin(1)
+        with states.serving(1):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        with states.serving(2), states.calling():  # another target has work, and this one is known and quick
+            pass
+        with states.serving(1) as may, states.calling():
+            assert may
+        os.kill(child, signal.SIGCONT)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
