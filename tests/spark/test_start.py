@@ -178,9 +178,9 @@ def test_a_user_without_a_name_runs_spark(installed: bool) -> None:
         pytest.skip("namespaces of users cannot be made here")
     program = (
         "import sys\n"
-        "from spark_jobs import user_name\n"
+        "from spark_jobs import java_environment\n"
         "from spark_jobs.session import session\n"
-        f"if not {installed}: user_name._WRAPPER = 'libnothing.so'\n"
+        f"if not {installed}: java_environment._WRAPPER = 'libnothing.so'\n"
         "with session('user', master='local[1]', jars=sys.argv[1], memory='512m') as spark:\n"
         "    print(spark.sparkContext.sparkUser(), spark.range(9).rdd.map(lambda row: row.id).sum())\n"
     )

@@ -187,8 +187,12 @@ class Worker:
         )
 
     def forget(self) -> None:
-        """Know nothing of the log, as a process that has just begun: a reset outbox is an older state of itself."""
+        """Know nothing of the log, as a process that has just begun: a reset outbox is an older state of itself.
+
+        Of several partitions choose the same as in the run before, or its orders could not be told from others.
+        """
         self.context.leases._state = LogState(0, "", is_current=True)
+        self.context.leases._rng.seed(1)
 
     def close(self) -> None:
         """Close its connections."""
