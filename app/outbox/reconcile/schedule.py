@@ -61,7 +61,7 @@ from app.outbox.reconcile.runs import (
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule, event_names
 
-_Pair = tuple[str, TargetId, str]  # the job, its target and its bucket
+_RunKey = tuple[str, TargetId, str]  # the job, its target, and its bucket or what else it is about
 SCHEDULES = {RECONCILE: "reconcile", INCREMENTAL: "reconcile_incremental", SCAN: "scan"}  # the settings of the jobs
 _SCANNER = expand("s3:Scanner:*") | {EVERY}
 
@@ -216,9 +216,9 @@ def _expressions(connection: sa.Connection) -> dict[tuple[str, TargetId], str]:
     return expressions
 
 
-def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, str]], now: int) -> Iterator[_Pair]:
+def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, str]], now: int) -> Iterator[_RunKey]:
     r = tables.reconciliations.c
-    last_starts: dict[_Pair, int] = {}
+    last_starts: dict[_RunKey, int] = {}
     # A requested run that only compares neither counts as the scheduled one, which may repair, nor delays it. One of a
     # part of the bucket does not count, but only one runs at a time.
     counts = r.repair != "no"
@@ -374,8 +374,6 @@ class RunRequests:
 
 
 _CHANGES = 100  # of a target's settings, among which the last one of its schedule is looked for
-
-_RunKey = tuple[str, TargetId, str]  # the kind of the run, its target, and its bucket or what of it it is about
 
 
 @dataclass(frozen=True, slots=True)
