@@ -318,6 +318,9 @@ class LeasePolicy(NamedTuple):
 
     probe_begins_ms: int = 1_000  # for which a worker keeps the others from probing, until it has claimed a partition
     max_tries: int = 4  # of one claim; each fails only because another worker has just claimed some of the partitions
+    # In a row, after which the events of a partition are sent one by one. A crash of the host loses one, and costs
+    # no event an attempt.
+    max_lost: int = 2
 
 
 class PartitionReadPolicy(NamedTuple):

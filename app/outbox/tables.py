@@ -157,6 +157,8 @@ cursors = sa.Table(
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
+    # Leases in a row, before the present one, whose holders did not release them: they were killed, or hang.
+    sa.Column("lost_leases", sa.Integer, nullable=False, default=0, server_default="0"),
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # in total, including those replayed or purged since

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 TRANSITIONS = "app/outbox/delivery/transitions.py"
 WRITERS = (TRANSITIONS, "app/outbox/delivery/settlement_store.py")
 DELIVERY_STATE = ("cursors", "parked", "dead_letters")
-LEASE = {"lease_token", "leased_until"}
+LEASE = {"lease_token", "leased_until", "lost_leases"}
 # Who else writes which columns: a lease's, those of a lease whose clock was ahead, and what a mirror has folded.
 COLUMNS_OF_OTHERS = {
     "app/outbox/delivery/leases.py": LEASE,
@@ -40,11 +40,14 @@ def writes(source: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _columns(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> frozenset[str]:
-    """The columns that the statement of `node` sets, as keywords of its `values`."""
+    """The columns that the statement of `node` sets, as keywords of its `values`, or in its `ordered_values`."""
     while isinstance(parents.get(node), ast.Attribute | ast.Call):
         node = parents[node]
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "values":
             return frozenset(keyword.arg or "?" for keyword in node.keywords)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "ordered_values":
+            names = [getattr(getattr(pair, "elts", [pair])[0], "attr", "?") for pair in node.args]
+            return frozenset(names)
     while not isinstance(node, ast.FunctionDef | ast.Module):  # the statement has a name: `update.values(…)` follows
         node = parents[node]
     return frozenset(
@@ -88,6 +91,7 @@ def test_two_modules_write_cursors_parked_events_and_dead_letters() -> None:
         ("app/outbox/delivery/leases.py", "tables.cursors.delete()"),
         ("app/outbox/delivery/leases.py", "def f():\n    one = tables.cursors.update()\n    one.values(delivered=1)"),
         ("app/outbox/delivery/leases.py", "tables.cursors.update().values({'position': 1})"),
+        ("app/outbox/delivery/leases.py", "tables.cursors.update().ordered_values((c.lost_leases, 0), (c.position, 1))"),
     ],
 )
 def test_a_stranger_would_be_found(path: str, source: str) -> None:

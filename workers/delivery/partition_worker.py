@@ -14,7 +14,7 @@ from app.outbox.delivery.availability import RateLimit
 from app.outbox.delivery.due_work import ObjectHash
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LogPosition
-from app.outbox.delivery.partition_reader import Batch, PartitionReader
+from app.outbox.delivery.partition_reader import Batch, ParkedEvent, PartitionReader
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
@@ -25,7 +25,16 @@ from workers.delivery.namespace_policy import Policy, SkipReason, decide, decide
 from workers.delivery.outcomes import Delivered, Unavailable
 from workers.delivery.pooled_target import PooledTarget
 from workers.delivery.second_opinion import SecondOpinion
-from workers.delivery.settlement import BatchRecord, Delivery, Observer, oldest_by_object, settle
+from workers.delivery.settlement import (
+    BatchRecord,
+    Delivery,
+    Observer,
+    begin_attempt,
+    give_up,
+    has_lost_worker,
+    oldest_by_object,
+    settle,
+)
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired
 from workers.telemetry.delivery_log import BatchLog, counts_text
 
@@ -128,6 +137,11 @@ class PartitionWorker:
         It can request no redelivery itself. Before the first batch, or nobody would know of it after another kill.
         """
         abandoned = self._lease.abandoned
+        if self._lease.careful:
+            log.warning(
+                "%s: the last workers of partition %s were killed, or hung, so each of its events is sent alone",
+                self._target.name, ", ".join(map(str, self._lease.positions)),
+            )  # fmt: skip
         # A log has no state that could get old. Only a holder that still runs has it end with the newest event, as that
         # one knows what it may have sent late (`Deliverer`).
         if abandoned and self._target.policy is not Policy.LOG:
@@ -150,17 +164,19 @@ class PartitionWorker:
         """Deliver one batch of each kind of due work; return whether there was any.
 
         The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
-        them is unavailable. Without a rate limit parked events come first, so nothing else of the lease is delivered if
-        each process is killed that sends one of them.
+        them is unavailable. After workers that were lost each event is parked before it is sent, and parked events come
+        first.
         """
         kinds = [self._deliver_parked, self._deliver_replays, self._deliver_log]
         sizer, limit = self._target.sizer, self._limit
         self._turn = turn = _Turn(sizer.limit if limit is None else limit.take(sizer.size))
-        if limit is not None:  # whichever kind is first may take all tokens
+        if limit is not None and not self._lease.careful:  # whichever kind is first may take all tokens
             self._rng.shuffle(kinds)
         worked = False
         for deliver in kinds:
             if self._opinion.is_certain or not turn.allowed:  # without tokens the drain offers them again later
+                break
+            if worked and self._lease.careful:
                 break
             if worked:
                 reader.recheck_parked()
@@ -182,23 +198,57 @@ class PartitionWorker:
         size = min(len(due), size)
         objects = self._rng.sample(due, min(size, retry.MAX_OPINIONS)) if in_doubt else due[:size]
         parked = reader.load_parked(objects, self._target.sizer.size)
+        alone = self._dangerous(parked)
+        parked = parked if alone is None else [alone]
         decisions = decide([entry.logged for entry in parked], self._target.policy, reader)
         paired = zip(parked, decisions, strict=True)
         deliveries = [Delivery(entry.logged, decision, entry) for entry, decision in paired]
-        self._deliver(reader, BatchRecord(self._lease.target_id, deliveries, began))
+        record = BatchRecord(self._lease.target_id, deliveries, began)
+        if alone is None:
+            self._deliver(reader, record)
+        else:
+            self._deliver_alone(reader, record, deliveries[0])
         return True
+
+    def _dangerous(self, parked: Sequence[ParkedEvent]) -> ParkedEvent | None:
+        """Return an object's first event that may kill the worker: any after lost workers, or one that was being sent.
+
+        None if there is none.
+        """
+        heads = {entry.logged.object: entry for entry in reversed(parked)}.values()
+        return next((entry for entry in heads if self._lease.careful or has_lost_worker(entry)), None)
+
+    def _deliver_alone(self, reader: PartitionReader, batch: BatchRecord, delivery: Delivery) -> None:
+        """Count the attempt at an event before it is made, so that one that kills each worker has a last attempt."""
+        schedule, now = self._target.schedule, self._clock()
+        if isinstance(delivery.decision, Event):
+            if give_up(delivery, schedule, self._rng):
+                self._settle(batch)
+                return
+            if not self._target.is_connected:  # by itself first: no event is to blame if this kills the worker
+                self._target.open()
+            self._guard.check()
+            self._store.settle(self._lease, begin_attempt(delivery, schedule, now, self._rng), now)
+        self._deliver(reader, batch)
 
     def _deliver_log(self, reader: PartitionReader) -> bool:
         began, turn = time.monotonic(), self._turn
-        batch = reader.load(self._target.sizer.size)
+        batch = reader.load(self._most)
         turn.events, turn.partitions = len(batch.events), {event.partition for event in batch.events}
         turn.at_end = batch.at_end
         if not batch.scanned:
             return False
         record = self._deliver_batch(reader, batch, began)  # one without events settles how far the log was read
+        turn.had_parked |= self._lease.careful
         turn.at_end &= not any(delivery.decision is SkipReason.NO_ROOM for delivery in record.deliveries)
         self._target.is_quick = record.seconds < retry.QUICK_BATCH_SECONDS
         return True
+
+    @property
+    def _most(self) -> int:
+        """How many events of the log to read at once."""
+        size = self._target.sizer.size
+        return min(size, retry.MAX_CAREFUL_EVENTS) if self._lease.careful else size
 
     def _deliver_replays(self, reader: PartitionReader) -> bool:
         worked = False
@@ -218,7 +268,7 @@ class PartitionWorker:
             replay.until = max(replay.until, self._lease.positions[replay.partition])
             try:
                 began = time.monotonic()
-                batch = reader.load_replay(replay, self._target.sizer.size)
+                batch = reader.load_replay(replay, self._most)
                 self._deliver_batch(reader, batch, began, replay)
             except (LeaseLost, LeaseExpired):
                 raise
@@ -239,10 +289,15 @@ class PartitionWorker:
     def _deliver_batch(
         self, reader: PartitionReader, batch: Batch, began: float, replay: ReplayPartition | None = None
     ) -> BatchRecord:
-        """Deliver what was read of the log, but not what waits behind a parked event, is parked itself, or dead."""
+        """Deliver what was read of the log, but not what waits behind a parked event, is parked itself, or dead.
+
+        After lost workers nothing is sent: all of it is parked, and sent from there.
+        """
         events, waiting = batch.events, reader.waiting(batch.events)
         skipped: dict[LogPosition, SkipReason] = {}
-        if waiting:
+        if self._lease.careful:
+            skipped = {(one.partition, one.seq): SkipReason.BEHIND_PARKED for one in events}
+        elif waiting:
             skipped = {(one.partition, one.seq): SkipReason.BEHIND_PARKED for one in events if one.object in waiting}
         if replay is not None:
             known = reader.parked_or_dead([(event.partition, event.seq) for event in events])
@@ -274,10 +329,17 @@ class PartitionWorker:
             self._moment = max(self._clock(), self._moment + 2)
         if suspects := self._opinion.suspects():
             self._opinion.judge(reader.refusals(self._moment, suspects), self._moment)
+        is_delivered = any(isinstance(delivery.outcome, Delivered) for delivery in sent)
+        self._settle(batch, self._moment - self._opinion.in_doubt if is_delivered else 0)
+
+    def _settle(self, batch: BatchRecord, delivered_at: int = 0) -> None:
+        """Decide what becomes of each event, write that, and show it to the observers.
+
+        `delivered_at` is when the target confirmed one (ms), 0 if it confirmed none.
+        """
         batch.settled_at = self._clock()
         settlement = settle(batch, self._target.schedule, batch.settled_at, self._rng)
-        if any(isinstance(delivery.outcome, Delivered) for delivery in sent):
-            settlement.delivered_at = self._moment - self._opinion.in_doubt
+        settlement.delivered_at = delivered_at
         self._store.settle(self._lease, settlement, batch.settled_at)
         self._unsettled = ()
         self.summary.counts += batch.counts()

@@ -25,6 +25,9 @@ from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, NotAttem
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseExpired, TargetUnavailable
 
+# The reason of an attempt whose worker did not get to settle it.
+LOST_WORKER = "the worker process that sent the event was killed, or hung"
+
 
 class State(Enum):
     """What becomes of an event when its batch is settled."""
@@ -55,8 +58,9 @@ class Suspicion:
 class Delivery:
     """One event of a batch: the decision about it, the target's outcome if it was sent, and what becomes of it.
 
-    `parked` is its row, if it was read from the parked events. The settlement sets `state`, and `row` to the event's
-    attempts and the time of the next one, if it is parked or became a dead letter.
+    `parked` is its row, if it was read from the parked events. `began` is set if its row counts this attempt already
+    (`begin_attempt`). The settlement sets `state`, and `row` to the event's attempts and the time of the next one, if
+    it is parked or became a dead letter.
     """
 
     logged: LoggedEvent
@@ -66,6 +70,7 @@ class Delivery:
     suspicion: Suspicion | None = None
     state: State = State.STAYS
     row: ParkedRow | None = None
+    began: bool = False
 
     @property
     def reason(self) -> str:
@@ -270,7 +275,7 @@ def _decide(delivery: Delivery, blocked: set[ObjectHash], schedule: RetrySchedul
 
 def _park(delivery: Delivery, state: State, due: int = NEVER) -> None:
     """Park an event until `due`, without an attempt. One that is parked already and just waits stays as it is."""
-    if state is State.WAITING and delivery.parked is not None:
+    if state is State.WAITING and delivery.parked is not None and not delivery.began:
         return
     suspicion = delivery.suspicion
     refused_at = suspicion.refused_at if suspicion is not None and state is State.SUSPECTED else 0
@@ -295,6 +300,45 @@ def _count_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: R
         due = schedule.next_try(row.attempts, row.first_tried, known.last_tried, now, rng, delivery.retry_after)
     delivery.state = State.DEAD if due is None else State.FAILED
     delivery.row = row if due is None else replace(row, not_before=due)
+
+
+def begin_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: Random) -> Settlement:
+    """Return what counts an attempt at a parked event before it is made, for one that may kill the worker.
+
+    What becomes of the event afterwards takes this back, or counts it.
+    """
+    delivery.outcome = Failed(LOST_WORKER)
+    _count_attempt(delivery, schedule, now, rng)
+    settlement = Settlement()
+    settlement.partition(delivery.logged.partition)  # the lease guards the settlement
+    if delivery.row is not None:
+        settlement.retry(delivery.row)
+    delivery.began, delivery.outcome, delivery.state, delivery.row = True, NOT_ATTEMPTED, State.STAYS, None
+    return settlement
+
+
+def give_up(delivery: Delivery, schedule: RetrySchedule, rng: Random) -> bool:
+    """Have a parked event become a dead letter if its last attempt has lost the worker; return whether it has."""
+    parked = delivery.parked
+    if parked is None or not has_lost_worker(parked):
+        return False
+    *history, (tried, _) = orjson.loads(parked.history)
+    before = replace(
+        parked,
+        attempts=parked.attempts - 1,
+        last_tried=history[-1][0] if history else 0,
+        history=orjson.dumps(history).decode(),
+    )
+    probe = Delivery(delivery.logged, delivery.decision, before, outcome=Failed(LOST_WORKER))
+    _count_attempt(probe, schedule, tried, rng)
+    if probe.state is State.DEAD:
+        delivery.parked, delivery.outcome = before, probe.outcome
+    return probe.state is State.DEAD
+
+
+def has_lost_worker(parked: ParkedEvent) -> bool:
+    """Return whether the worker was lost that made the last attempt at the event."""
+    return parked.history.endswith(f'"{LOST_WORKER}"]]')
 
 
 def _known_row(delivery: Delivery) -> ParkedRow:

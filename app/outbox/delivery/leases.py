@@ -73,6 +73,7 @@ class Lease:
     mirror: bool = False  # the holder folds the events of versioned keys
     leaves_work: bool = False  # other workers could begin with other partitions of the target now
     abandoned: Set[int] = frozenset()  # partitions whose last holder let its lease expire
+    careful: bool = False  # several holders in a row did: one of the events may kill the worker that sends it
     # What the claim has seen, so that the first turn need not query it again.
     has_parked: bool = True  # whether the partitions may have parked events
     has_redeliveries: bool = True  # whether redeliveries may be requested for them
@@ -83,6 +84,7 @@ class _Claimed:
     """The positions of claimed partitions, the log's state, and which kinds of work the partitions have."""
 
     positions: Mapping[int, int]
+    lost_leases: int
     log: log_head.LogState
     has_replays: bool
     has_parked: bool
@@ -112,16 +114,16 @@ def _read_claimed(
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
     rows = connection.exec_driver_sql(
-        f"SELECT mine.{partition}, mine.position, {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
+        f"SELECT mine.{partition}, mine.position, mine.lost_leases, {log_head.state_columns(connection.dialect.name)},"  # noqa: S608
         f" {replays}, {has('parked')}, {has('redeliveries')} FROM cursors AS mine, log_head"
         f" WHERE mine.target_id = {target_id:d} AND mine.replay_id = {WHOLE_LOG:d} AND mine.lease_token = {mark}",
         (token,),
     ).all()
     if not rows:
         return None
-    _, _, last_seq, epoch, is_current, *has_kinds = rows[0]
+    _, _, _, last_seq, epoch, is_current, *has_kinds = rows[0]
     state = log_head.LogState(last_seq, epoch, bool(is_current))
-    return _Claimed({row[0]: row[1] for row in rows}, state, *map(bool, has_kinds))
+    return _Claimed({row[0]: row[1] for row in rows}, max(row[2] for row in rows), state, *map(bool, has_kinds))
 
 
 class Leases:
@@ -195,11 +197,14 @@ class Leases:
     @repeated_after_deadlock
     def claim(self, row_id: int, partitions: Collection[int], token: str, now: int) -> Lease | None:
         """Lease those of a target's partitions that no worker has; return None if there are none."""
+        c = tables.cursors.c
+        lost = sa.case((c.lease_token.in_(["", REVOKED]), 0), else_=c.lost_leases + 1)
         with self._database.committing() as connection:
             claimed = connection.execute(
                 tables.cursors.update()
                 .where(own_cursors(row_id, partitions), is_free(tables.cursors, now))
-                .values(lease_token=token, leased_until=now + self._lease_ms)
+                # In this order: MySQL computes each value with those before it.
+                .ordered_values((c.lost_leases, lost), (c.lease_token, token), (c.leased_until, now + self._lease_ms))
             )
         if not claimed.rowcount:
             return None
@@ -219,6 +224,7 @@ class Leases:
             positions = list(claimed.positions.items())
             self._rng.shuffle(positions)
             lease = Lease(row_id, token, dict(positions), epoch=claimed.log.epoch)
+            lease.careful = claimed.lost_leases >= LEASES.max_lost
             lease.has_parked, lease.has_redeliveries = claimed.has_parked, claimed.has_redeliveries
             if claimed.has_replays:
                 replays = replay_partitions(connection, row_id)

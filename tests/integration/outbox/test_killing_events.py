@@ -1,0 +1,238 @@
+"""An event that kills each worker which sends it costs the others nothing, and becomes a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import orjson
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import tables
+from app.outbox.admin.replays import Replays, Selection
+from app.outbox.admin.undelivered import DeadLetters
+from app.outbox.delivery import transitions
+from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.policies import LEASES
+from app.resources.undelivered import DeadLetterFilter
+from tests.support import databases
+from tests.support.builders import add_target, event, registry
+from tests.support.parked_rows import assert_each_object_has_one_head, parked_rows
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import LOST_WORKER
+
+pytestmark = [pytest.mark.promise, databases.THREE]
+
+ATTEMPTS = 3
+
+
+class Killed(BaseException):
+    """The process of the worker is gone: nothing after this is executed."""
+
+
+@dataclass
+class Life:
+    """Workers that follow each other; `kills` says which events kill the one that sends them."""
+
+    database: Database
+    kills: Callable[[Event], bool]
+    policy: Policy = Policy.LOG
+    rate: int = 0
+    deaths: int = 0
+    answers: Callable[[Event], Outcome] = lambda _: DELIVERED
+    scripted: ScriptedTarget = field(init=False)
+    courier: Courier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scripted = ScriptedTarget(self._send)
+        schedule = RetrySchedule(base=0, cap=0, max_attempts=ATTEMPTS)
+        target = add_target(self.database, "x")
+        self.courier = Courier(self.database, target, self.scripted, self.policy, schedule, rate=self.rate)
+
+    def _send(self, one: Event) -> Outcome:
+        if self.kills(one):
+            self.deaths += 1
+            raise Killed
+        return self.answers(one)
+
+    def work(self, most: int) -> int:
+        """Have workers follow each other until one gets through all that is due; return how many it took."""
+        for number in range(1, most + 1):
+            with suppress(Killed):
+                self.courier.run()
+                return number
+            expire(self.database)
+        raise AssertionError(f"{most} workers were killed")
+
+    def letters(self) -> dict[str, tuple[int, str]]:
+        """The attempts and the reason of each dead letter, by key."""
+        page = DeadLetters(self.database).page(DeadLetterFilter(), limit=100)
+        return {letter.key: (letter.attempts, letter.reason) for letter in page.dead_letters}
+
+
+def expire(database: Database) -> None:
+    """Let the time of every lease pass."""
+    c = tables.cursors.c
+    with database.writing() as connection:
+        connection.execute(tables.cursors.update().where(c.lease_token != "").values(leased_until=1))
+
+
+def record(database: Database, events: Sequence[Event]) -> Sequence[Event]:
+    Log(database).append([events])
+    return events
+
+
+def of_key(key: str) -> Callable[[Event], bool]:
+    return lambda one: one.key == key
+
+
+def claim(database: Database, row_id: int) -> Lease:
+    lease = Leases(database, 10_000).claim(row_id, range(4), "some", now_ms())
+    assert lease is not None
+    return lease
+
+
+@pytest.mark.parametrize("policy", [Policy.LOG, Policy.COMPATIBLE, Policy.MIRROR])
+def test_all_others_are_delivered_and_the_event_becomes_a_dead_letter(database: Database, policy: Policy) -> None:
+    life = Life(database, lambda one: one.id == poison.id, policy)
+    before, poison = event("k"), event("k")
+    after = [] if policy is Policy.MIRROR else [event("k")]  # of a mirror it would supersede the others
+    events = record(database, [event("a"), before, event("b"), poison, event("c"), *after, event("d")])
+    life.work(LEASES.max_lost + ATTEMPTS + 1)
+    assert life.letters() == {"k": (ATTEMPTS, LOST_WORKER)}
+    assert life.deaths == LEASES.max_lost + ATTEMPTS
+    never = {poison.id, before.id} if policy is Policy.MIRROR else {poison.id}
+    assert_in_order(events, life.scripted.got, never=[one for one in events if one.id in never])
+    assert {one.id for one in life.scripted.got} == {one.id for one in events} - never
+    assert parked_rows(database) == []
+    assert_counters_balance(database)
+
+
+def test_several_such_events_of_one_partition_become_dead_letters(database: Database) -> None:
+    life = Life(database, lambda one: one.key.startswith("bad"))
+    record(database, [event(f"{kind}{number}") for number in range(8) for kind in ("bad", "good")])
+    life.work(100)
+    assert life.letters() == {f"bad{number}": (ATTEMPTS, LOST_WORKER) for number in range(8)}
+    assert {one.key for one in life.scripted.got} == {f"good{number}" for number in range(8)}
+    assert life.deaths == LEASES.max_lost + 8 * ATTEMPTS
+    assert_counters_balance(database)
+
+
+def test_one_kill_costs_no_event_an_attempt_and_sends_no_event_alone(database: Database) -> None:
+    """As when a host loses its power: nothing says that an event was to blame."""
+    calls: list[int] = []
+    life = Life(database, lambda _: len(calls) < LEASES.max_lost - 1 and not calls.append(1))  # type: ignore[func-returns-value]
+    record(database, [event(f"k{number}") for number in range(10)])
+    assert life.work(LEASES.max_lost) == LEASES.max_lost
+    with database.reading() as connection:
+        assert list(connection.execute(sa.select(tables.parked.c.attempts)).scalars()) == []
+    assert len(life.scripted.got) == 10
+
+
+def test_workers_that_are_killed_for_another_reason_cost_events_that_get_through_nothing(database: Database) -> None:
+    """Each of the events is sent alone, and none of them is to blame."""
+    deaths = LEASES.max_lost + 2
+    life = Life(database, lambda _: life.deaths < deaths)
+    events = record(database, [event(f"k{number % 5}") for number in range(20)])
+    life.work(deaths + 1)
+    assert_in_order(events, life.scripted.got)
+    assert len(life.scripted.got) == 20
+    assert life.letters() == {}
+    assert parked_rows(database) == []
+    assert_counters_balance(database)
+
+
+def test_a_target_that_is_unavailable_after_kills_costs_no_attempt(database: Database) -> None:
+    life = Life(database, lambda _: life.deaths < LEASES.max_lost)
+    record(database, [event(f"k{number}") for number in range(5)])
+    life.answers = lambda _: Unavailable("503", unreachable=True)
+    life.work(LEASES.max_lost + 1)
+    assert {row.attempts for row in parked_rows(database)} == {0}
+    assert_each_object_has_one_head(database)
+    life.answers = lambda _: DELIVERED
+    life.work(1)
+    assert len(life.scripted.got) == 5
+    assert_counters_balance(database)
+
+
+def test_an_event_that_fails_after_a_kill_has_each_attempt_counted_once(database: Database) -> None:
+    life = Life(database, lambda _: life.deaths < LEASES.max_lost)
+    life.courier.schedule = RetrySchedule(base=600_000, cap=600_000, max_attempts=ATTEMPTS)
+    record(database, [event("k")])
+    life.answers = lambda _: Failed("500 broken")
+    life.work(LEASES.max_lost + 1)
+    [row] = parked_rows(database)
+    assert row.attempts == 1
+    with database.reading() as connection:
+        [history] = connection.execute(sa.select(tables.parked.c.history)).scalars()
+    assert [reason for _, reason in orjson.loads(history)] == ["500 broken"]
+
+
+def test_a_later_attempt_that_kills_again_does_so_alone(database: Database) -> None:
+    """Its back-off is over while other events are due, and no lease was lost before."""
+    life = Life(database, of_key("bad"))
+    life.courier.schedule = RetrySchedule(base=600_000, cap=600_000, max_attempts=ATTEMPTS)
+    record(database, [event("bad"), event("good")])
+    life.work(LEASES.max_lost + 2)
+    for attempts in range(1, ATTEMPTS):
+        assert [row.attempts for row in parked_rows(database)] == [attempts]
+        row_id = registry(database).target(life.courier.target).row_id
+        transitions.try_all_now(database, row_id)
+        record(database, [event("other")])
+        life.work(2)
+    assert life.deaths == LEASES.max_lost + ATTEMPTS
+    transitions.try_all_now(database, row_id)
+    life.work(1)
+    assert life.letters() == {"bad": (ATTEMPTS, LOST_WORKER)}
+    assert [one.key for one in life.scripted.got] == ["good", *["other"] * (ATTEMPTS - 1)]
+
+
+def test_an_event_of_a_replay_that_kills_becomes_a_dead_letter_and_the_replay_ends(database: Database) -> None:
+    armed: list[bool] = []
+    life = Life(database, lambda one: bool(armed) and one.key == "bad")
+    record(database, [event("a"), event("bad"), event("b")])
+    life.work(1)
+    armed.append(True)
+    Replays(database).begin(life.courier.target, Selection())
+    life.work(LEASES.max_lost + ATTEMPTS + 2)
+    assert life.letters() == {"bad": (ATTEMPTS, LOST_WORKER)}
+    assert sorted(one.key for one in life.scripted.got) == ["a", "a", "b", "b", "bad"]
+    with database.reading() as connection:
+        assert (
+            connection.execute(sa.select(tables.cursors.c.replay_id).where(tables.cursors.c.replay_id > 0)).all() == []
+        )
+    assert_counters_balance(database)
+
+
+def test_a_target_with_a_rate_limit_gets_past_the_event_too(database: Database) -> None:
+    life = Life(database, of_key("bad"), rate=1_000)
+    record(database, [event("a"), event("bad"), event("b")])
+    life.work(LEASES.max_lost + ATTEMPTS + 1)
+    assert life.letters() == {"bad": (ATTEMPTS, LOST_WORKER)}
+    assert {one.key for one in life.scripted.got} == {"a", "b"}
+
+
+def test_only_leases_that_were_lost_in_a_row_make_a_worker_careful(database: Database) -> None:
+    life = Life(database, lambda _: False)
+    row_id = registry(database).target(life.courier.target).row_id
+    leases = Leases(database, 10_000)
+    assert not claim(database, row_id).careful
+    for lost in range(1, LEASES.max_lost + 2):
+        expire(database)
+        lease = claim(database, row_id)
+        assert lease.careful == (lost >= LEASES.max_lost)
+    leases.release(lease)
+    assert not claim(database, row_id).careful, "the last one was released"
+    for _ in range(LEASES.max_lost + 1):
+        with database.writing() as connection:
+            transitions.revoke_leases(connection, row_id)
+        expire(database)
+        assert not claim(database, row_id).careful, "an operator took the last one"
