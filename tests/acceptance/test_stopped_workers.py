@@ -16,13 +16,18 @@ from uuid import uuid4
 import orjson
 import pytest
 
+from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.admin.undelivered import DeadLetters
+from app.outbox.policies import LEASES
+from app.resources.undelivered import DeadLetterFilter
 from tests import services
 from tests.contract.probes import elasticsearch
 from tests.services import Proxy, until
 from tests.support.builders import DELETE, body, event, records
 from tests.support.service_processes import Role, System, start_all, system
 from tests.support.target_readers import Record, hashed, listed, path, posted, rows
+from workers.delivery.settlement import LOST_WORKER
 
 pytestmark = pytest.mark.promise
 
@@ -223,3 +228,32 @@ def test_a_call_of_five_leases_is_delivered_once(stage: Stage, receiver: service
     until(lambda: whole.settled("webhook:slow"), PATIENCE, what="all delivered")
     assert sorted(map(path, posted(receiver))) == sorted(one.path for one in sent)
     assert "lease lost" not in first.said() + second.said()
+
+
+def test_an_event_that_kills_each_process_that_sends_it_becomes_a_dead_letter(
+    stage: Stage, receiver: services.Receiver
+) -> None:
+    """As one for which the system has no memory; the events around it are delivered meanwhile."""
+    whole, (first, _) = stage.whole, stage.workers
+    receiver.set(containing='"key":"poison"', delay=PATIENCE)
+    bucket, attempts = f"killing-{uuid4().hex[:12]}", 2
+    whole.add_target("webhook:killing", bucket, endpoint=receiver.url, max_attempts=attempts, retry_base="100ms")
+    sent = [event("poison" if number == 10 else f"k{number}", bucket=bucket) for number in range(20)]
+    whole.post(body(*sent))
+    kills = 0
+
+    def is_over() -> bool:
+        nonlocal kills
+        arrived = sum(b'"key":"poison"' in one for one in receiver.bodies())
+        for process in first.children() if arrived > kills else ():
+            process.kill()
+        kills = arrived
+        counters = whole.counters()["webhook:killing"]
+        return (counters.delivered, counters.dead, counters.parked) == (len(sent) - 1, 1, 0)
+
+    until(is_over, PATIENCE, what="all but one delivered, and that one dead")
+    assert kills == LEASES.max_lost + attempts
+    [letter] = DeadLetters(whole.database).page(DeadLetterFilter(target=TargetId("webhook", "killing"))).dead_letters
+    assert (letter.key, letter.attempts, letter.reason) == ("poison", attempts, LOST_WORKER)
+    assert {path(one) for one in posted(receiver)} >= {one.path for one in sent}
+    assert {audit.difference for audit in whole.audits()} == {0}

@@ -91,7 +91,10 @@ def test_two_modules_write_cursors_parked_events_and_dead_letters() -> None:
         ("app/outbox/delivery/leases.py", "tables.cursors.delete()"),
         ("app/outbox/delivery/leases.py", "def f():\n    one = tables.cursors.update()\n    one.values(delivered=1)"),
         ("app/outbox/delivery/leases.py", "tables.cursors.update().values({'position': 1})"),
-        ("app/outbox/delivery/leases.py", "tables.cursors.update().ordered_values((c.lost_leases, 0), (c.position, 1))"),
+        (
+            "app/outbox/delivery/leases.py",
+            "tables.cursors.update().ordered_values((c.lost_leases, 0), (c.position, 1))",
+        ),
     ],
 )
 def test_a_stranger_would_be_found(path: str, source: str) -> None:
