@@ -25,6 +25,7 @@ from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.events.own_events import CLOCK_SKEW
 from app.listings.limits import RepairLimits
+from app.outbox import log_head
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.policies import RECONCILIATIONS
 from app.outbox.reconcile import log_queries
@@ -170,7 +171,7 @@ def _run(
     since, reason = _last_position(database, config, run) if config.incremental else (None, "")
     begun = time.monotonic()
     meter.enter(COMPARING, spark)
-    parts = None if since else _listing_parts(config, scratch.parent, run)
+    parts = None if since else _listing_parts(database, config, scratch.parent, run)
     if parts and parts.is_begun:
         config = replace(config, listed_at=parts.listed_at)
     listed_at = config.listed_at or now_ms()
@@ -260,16 +261,19 @@ def _rows(
     return rows, _sample_keys(rows)
 
 
-def _listing_parts(config: ReconcileConfig, scratch: Folder, run: str) -> ListingParts | None:
+def _listing_parts(database: Database, config: ReconcileConfig, scratch: Folder, run: str) -> ListingParts | None:
     """Return the listing in parts that an earlier run of the same pair has begun, or a new one; None for a small one.
 
-    Of a pair without an earlier run the size is not known.
+    Of a pair without an earlier run the size is not known. A listing that was begun in another epoch of the log is not
+    gone on with: the log may have lost events since, so what is newer than the listing would not be known.
     """
     if config.is_written or 0 < config.size < _LARGE:
         return None
+    with database.reading() as connection:
+        epoch = log_head.read_state(connection).epoch
     bucket = config.storage
     return ListingParts(
-        scratch, run, oldest=now_ms() - config.log_retention + config.grace, target=str(config.target),
+        scratch, run, oldest=now_ms() - config.log_retention + config.grace, epoch=epoch, target=str(config.target),
         bucket=config.bucket, name=bucket.name, endpoint=bucket.endpoint, region=bucket.region, prefix=bucket.prefix,
     )  # fmt: skip
 

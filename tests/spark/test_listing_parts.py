@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.listings.limits import BadListing
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.runs import Reconciliations, read_findings
 from spark_jobs import scratch, stores
@@ -169,6 +169,17 @@ def test_a_listing_is_that_of_one_place_and_as_old_as_the_log_allows(bucket: Buc
     assert bucket.begun.is_dir(), "the whole bucket's is for a run of the whole bucket"
     bucket.run(log_retention=1)
     assert bucket.listed == PARTS
+
+
+def test_a_listing_from_before_a_restore_of_the_outbox_is_not_gone_on_with(bucket: Bucket) -> None:
+    """What was written since, and lost with its event, would look like a row that the bucket does not have."""
+    bucket.end_early()
+    with bucket.database.writing() as connection:
+        assert log_head.begin_epoch(connection, "a restore", instead_of=log_head.read_state(connection).epoch)
+    bucket.s3.put_object(Bucket=bucket.name, Key="00/new", Body=b"x")
+    bucket.run()
+    assert bucket.listed == PARTS
+    assert bucket.missing() == sorted([*KEYS, "00/new"])
 
 
 def test_a_part_counts_when_it_is_complete_and_once_if_two_runs_made_it(bucket: Bucket) -> None:
