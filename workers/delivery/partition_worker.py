@@ -67,6 +67,28 @@ class _Turn:
     had_parked: bool = False  # parked events were due
 
 
+def _by_danger(parked: Sequence[ParkedEvent]) -> tuple[list[ParkedEvent], list[ParkedEvent]]:
+    """Return those of the events that are before any of their object which lost its worker, and those that are next."""
+    safe: list[ParkedEvent] = []
+    dangerous: dict[ObjectHash, ParkedEvent] = {}
+    begun: set[ObjectHash] = set()
+    for entry in parked:
+        place = entry.logged.object
+        if place in dangerous:
+            continue
+        if has_lost_worker(entry):
+            dangerous[place] = entry
+        else:
+            safe.append(entry)
+            begun.add(place)
+    return safe, [entry for place, entry in dangerous.items() if place not in begun]
+
+
+def _heads(parked: Sequence[ParkedEvent]) -> list[ParkedEvent]:
+    """Return the first of the events of each object."""
+    return list({entry.logged.object: entry for entry in reversed(parked)}.values())[::-1]
+
+
 class PartitionWorker:
     """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds.
 
@@ -164,23 +186,26 @@ class PartitionWorker:
         """Deliver one batch of each kind of due work; return whether there was any.
 
         The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
-        them is unavailable. After workers that were lost each event is parked before it is sent, and parked events come
-        first.
+        them is unavailable. Events that were being sent when a worker was lost come when nothing else is due, or at the
+        end of the lease: they may kill this one. After several such workers what is parked comes first, each by itself.
         """
         kinds = [self._deliver_parked, self._deliver_replays, self._deliver_log]
-        sizer, limit = self._target.sizer, self._limit
+        sizer, limit, careful = self._target.sizer, self._limit, self._lease.careful
         self._turn = turn = _Turn(sizer.limit if limit is None else limit.take(sizer.size))
-        if limit is not None and not self._lease.careful:  # whichever kind is first may take all tokens
+        if limit is not None and not careful:  # whichever kind is first may take all tokens
             self._rng.shuffle(kinds)
         worked = False
         for deliver in kinds:
             if self._opinion.is_certain or not turn.allowed:  # without tokens the drain offers them again later
                 break
-            if worked and self._lease.careful:
+            if worked and careful:
                 break
             if worked:
                 reader.recheck_parked()
             worked |= deliver(reader)
+        if (not worked or self._stop()) and turn.allowed and not self._opinion.is_certain:
+            reader.recheck_parked()
+            worked |= self._deliver_parked(reader, lost=True)
         if limit is not None and turn.allowed:
             limit.give_back(turn.allowed)
         self.summary.unavailable = self._opinion.verdict()
@@ -188,7 +213,8 @@ class PartitionWorker:
             self._target.disconnect()
         return worked
 
-    def _deliver_parked(self, reader: PartitionReader) -> bool:
+    def _deliver_parked(self, reader: PartitionReader, *, lost: bool = False) -> bool:
+        """Deliver parked events that are due: with `lost` those that lost their worker, otherwise the others."""
         began, size, in_doubt = time.monotonic(), self._target.sizer.size, self._opinion.in_doubt
         due = reader.due_objects(self._clock(), retry.MAX_SAMPLED_OBJECTS if in_doubt else size)
         if not due:
@@ -198,38 +224,51 @@ class PartitionWorker:
         size = min(len(due), size)
         objects = self._rng.sample(due, min(size, retry.MAX_OPINIONS)) if in_doubt else due[:size]
         parked = reader.load_parked(objects, self._target.sizer.size)
-        alone = self._dangerous(parked)
-        parked = parked if alone is None else [alone]
+        safe, dangerous = _by_danger(parked)
+        if lost or self._lease.careful:
+            return self._deliver_alone(reader, dangerous if lost else _heads(safe))
+        if safe:
+            self._deliver_together(reader, safe, began)
+        return bool(safe)
+
+    def _deliver_together(self, reader: PartitionReader, parked: Sequence[ParkedEvent], began: float) -> None:
         decisions = decide([entry.logged for entry in parked], self._target.policy, reader)
         paired = zip(parked, decisions, strict=True)
         deliveries = [Delivery(entry.logged, decision, entry) for entry, decision in paired]
-        record = BatchRecord(self._lease.target_id, deliveries, began)
-        if alone is None:
-            self._deliver(reader, record)
-        else:
-            self._deliver_alone(reader, record, deliveries[0])
-        return True
+        self._deliver(reader, BatchRecord(self._lease.target_id, deliveries, began))
 
-    def _dangerous(self, parked: Sequence[ParkedEvent]) -> ParkedEvent | None:
-        """Return an object's first event that may kill the worker: any after lost workers, or one that was being sent.
+    def _deliver_alone(self, reader: PartitionReader, parked: Sequence[ParkedEvent]) -> bool:
+        """Deliver parked events of different objects one by one; return whether there are any.
 
-        None if there is none.
+        An attempt is counted before it is made, so that an event which kills each worker has a last one. It counts also
+        if it could not be settled, because the outbox was away or the lease revoked.
         """
-        heads = {entry.logged.object: entry for entry in reversed(parked)}.values()
-        return next((entry for entry in heads if self._lease.careful or has_lost_worker(entry)), None)
+        for entry in parked:
+            if self._stop() and entry is not parked[0]:
+                break
+            if self._opinion.is_certain or not self._turn.allowed:
+                break
+            began, now = time.monotonic(), self._clock()
+            [decision] = decide([entry.logged], self._target.policy, reader)
+            delivery = Delivery(entry.logged, decision, entry)
+            batch = BatchRecord(self._lease.target_id, [delivery], began)
+            if isinstance(decision, Event):
+                if give_up(delivery):
+                    self._settle(batch)
+                    continue
+                if self._target.connect():  # otherwise the event is not to blame
+                    self._begin(delivery, now)
+            self._deliver(reader, batch)
+        return bool(parked)
 
-    def _deliver_alone(self, reader: PartitionReader, batch: BatchRecord, delivery: Delivery) -> None:
-        """Count the attempt at an event before it is made, so that one that kills each worker has a last attempt."""
-        schedule, now = self._target.schedule, self._clock()
-        if isinstance(delivery.decision, Event):
-            if give_up(delivery, schedule, self._rng):
-                self._settle(batch)
-                return
-            if not self._target.is_connected:  # by itself first: no event is to blame if this kills the worker
-                self._target.open()
-            self._guard.check()
-            self._store.settle(self._lease, begin_attempt(delivery, schedule, now, self._rng), now)
-        self._deliver(reader, batch)
+    def _begin(self, delivery: Delivery, now: int) -> None:
+        """Count an attempt that is made next, and have its object followed if nobody learns what becomes of it."""
+        self._guard.check()
+        if self._target.policy is not Policy.LOG:  # a killed worker cannot request it, and the event is not due then
+            written = {delivery.logged.object: delivery.logged.seq}
+            arrives = now + REDELIVERY.latest_arrival_ms
+            redelivery.request(self._store.database, self._lease.target_id, written, arrives, epoch=self._lease.epoch)
+        self._store.settle(self._lease, begin_attempt(delivery, self._target.schedule, now, self._rng), now)
 
     def _deliver_log(self, reader: PartitionReader) -> bool:
         began, turn = time.monotonic(), self._turn

@@ -218,6 +218,13 @@ class PooledTarget:
                 self.disconnect()
         return ""
 
+    def connect(self) -> bool:
+        """Connect, if needed; return whether it is connected. A call connects by itself."""
+        with processes.calling(), tcp.refusing_link_local(when=self.is_limited), suppress(TargetUnavailable):
+            if not self.is_connected:
+                self._connect()
+        return self.is_connected
+
     def call(self, events: Sequence[Event], lease: LeaseCheck) -> TargetCall:
         """Send events in one call; connect before, if needed. Whatever the adapter raises is in the result.
 

@@ -25,8 +25,9 @@ from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, NotAttem
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import LeaseExpired, TargetUnavailable
 
-# The reason of an attempt whose worker did not get to settle it.
+# The reason of an attempt whose worker did not get to settle it, and what it has in the history if it was the last one.
 LOST_WORKER = "the worker process that sent the event was killed, or hung"
+_LOST_LAST = f"{LOST_WORKER}, at its last attempt"
 
 
 class State(Enum):
@@ -305,40 +306,41 @@ def _count_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: R
 def begin_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: Random) -> Settlement:
     """Return what counts an attempt at a parked event before it is made, for one that may kill the worker.
 
-    What becomes of the event afterwards takes this back, or counts it.
+    What becomes of the event afterwards takes this back, or counts it. An earlier attempt that lost its worker is known
+    to have failed now.
     """
     delivery.outcome = Failed(LOST_WORKER)
     _count_attempt(delivery, schedule, now, rng)
-    settlement = Settlement()
+    settlement, parked, row = Settlement(), delivery.parked, delivery.row
     settlement.partition(delivery.logged.partition)  # the lease guards the settlement
-    if delivery.row is not None:
-        settlement.retry(delivery.row)
+    if parked is not None and row is not None:
+        history = row.history
+        if delivery.state is State.DEAD:
+            history = orjson.dumps([*orjson.loads(history)[:-1], [now, _LOST_LAST]]).decode()
+        row = replace(row, history=history, refused_at=parked.refused_at)
+        settlement.retry(row, failed=parked.attempts > 0 and has_lost_worker(parked))
     delivery.began, delivery.outcome, delivery.state, delivery.row = True, NOT_ATTEMPTED, State.STAYS, None
     return settlement
 
 
-def give_up(delivery: Delivery, schedule: RetrySchedule, rng: Random) -> bool:
-    """Have a parked event become a dead letter if its last attempt has lost the worker; return whether it has."""
+def give_up(delivery: Delivery) -> bool:
+    """Have a parked event become a dead letter if its last attempt has lost its worker; return whether it has."""
     parked = delivery.parked
-    if parked is None or not has_lost_worker(parked):
+    if parked is None or not _ends_with(parked, _LOST_LAST):
         return False
-    *history, (tried, _) = orjson.loads(parked.history)
-    before = replace(
-        parked,
-        attempts=parked.attempts - 1,
-        last_tried=history[-1][0] if history else 0,
-        history=orjson.dumps(history).decode(),
-    )
-    probe = Delivery(delivery.logged, delivery.decision, before, outcome=Failed(LOST_WORKER))
-    _count_attempt(probe, schedule, tried, rng)
-    if probe.state is State.DEAD:
-        delivery.parked, delivery.outcome = before, probe.outcome
-    return probe.state is State.DEAD
+    history = orjson.dumps(orjson.loads(parked.history)[:-1]).decode()
+    delivery.parked = replace(parked, attempts=parked.attempts - 1, history=history)
+    delivery.outcome = Rejected(LOST_WORKER)  # counts that attempt again, and is the end
+    return True
 
 
 def has_lost_worker(parked: ParkedEvent) -> bool:
     """Return whether the worker was lost that made the last attempt at the event."""
-    return parked.history.endswith(f'"{LOST_WORKER}"]]')
+    return _ends_with(parked, LOST_WORKER) or _ends_with(parked, _LOST_LAST)
+
+
+def _ends_with(parked: ParkedEvent, reason: str) -> bool:
+    return parked.history.endswith(f'"{reason}"]]')
 
 
 def _known_row(delivery: Delivery) -> ParkedRow:

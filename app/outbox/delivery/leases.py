@@ -144,7 +144,7 @@ class Leases:
         `row_id` identifies the target that the worker has read: one created since with the same name has another id.
         A busy or abandoned partition is leased alone, the others together; while the circuit breaker is open, one
         partition for all workers. What is left is for another worker: `Lease.leaves_work`. `with_free` also leases the
-        target's free partitions without due work, if no other is leased alone.
+        target's free partitions without due work, but no abandoned ones, if no other is leased alone.
         """
         with self._database.reading() as connection:
             due = due_of_target(connection, row_id, now)
@@ -158,7 +158,7 @@ class Leases:
             return self._claim_probe(due, token, now)
         groups = due.groups()
         if with_free and not due.alone:
-            others = [place for place in due.free if place not in groups[0]]
+            others = [place for place in due.free if place not in groups[0] and place not in due.abandoned]
             groups = [[*groups[0], *others][: DUE_WORK.max_quiet_partitions]]
         self._rng.shuffle(groups)
         for partitions in groups[: LEASES.max_tries]:

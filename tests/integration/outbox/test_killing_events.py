@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -14,24 +15,29 @@ from app.events.model import Event
 from app.outbox import tables
 from app.outbox.admin.replays import Replays, Selection
 from app.outbox.admin.undelivered import DeadLetters
+from app.outbox.column_values import NEVER
 from app.outbox.delivery import transitions
 from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
+from app.outbox.log.append import Log, key_hash
 from app.outbox.policies import LEASES
 from app.resources.undelivered import DeadLetterFilter
 from tests.support import databases
-from tests.support.builders import add_target, event, registry
+from tests.support.builders import add_target, event, migrated, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, parked_rows
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
+from workers.delivery.pooled_target import BatchSizer, PooledTarget
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.settlement import LOST_WORKER
 
 pytestmark = [pytest.mark.promise, databases.THREE]
 
 ATTEMPTS = 3
+LEASE = 6_000  # ms
 
 
 class Killed(BaseException):
@@ -218,6 +224,161 @@ def test_a_target_with_a_rate_limit_gets_past_the_event_too(database: Database) 
     life.work(LEASES.max_lost + ATTEMPTS + 1)
     assert life.letters() == {"bad": (ATTEMPTS, LOST_WORKER)}
     assert {one.key for one in life.scripted.got} == {"a", "b"}
+
+
+@dataclass
+class Clocked:
+    """Workers that claim what is due by a clock which a test moves; each call to the target takes 20 ms of it."""
+
+    database: Database
+    script: Callable[[Event], Outcome | None]  # None kills the worker
+    policy: Policy = Policy.LOG
+    schedule: RetrySchedule = field(default_factory=RetrySchedule)
+    now: int = field(default_factory=now_ms)
+    got: list[tuple[int, str]] = field(default_factory=list)  # when, and the key
+
+    def __post_init__(self) -> None:
+        self.row_id = registry(self.database).target(add_target(self.database)).row_id
+        self.leases, self.store = Leases(self.database, LEASE), SettlementStore(self.database, LEASE)
+
+    def _send(self, one: Event) -> Outcome:
+        self.now += 20
+        outcome = self.script(one)
+        if outcome is None:
+            raise Killed
+        if outcome == DELIVERED:
+            self.got.append((self.now, one.key))
+        return outcome
+
+    def work(self) -> LeaseSummary | None:
+        """Have one worker work for five seconds; None if nothing is due, or it was killed."""
+        lease = self.leases.claim_due(self.row_id, uuid4().hex, self.now)
+        if lease is None:
+            self.now += 500
+            return None
+        target = PooledTarget("x", ScriptedTarget(self._send), self.policy, self.schedule, 1000, BatchSizer(500))
+        ends = self.now + 5_000
+        worker = PartitionWorker(self.store, target, lease, lambda: self.now)
+        with suppress(Killed):
+            summary = worker.work_off(lambda: self.now > ends)
+            self.leases.release(lease)
+            self.now += 10
+            return summary
+        return None
+
+    def run(self, seconds: int) -> None:
+        """Have workers follow each other for so long."""
+        ends = self.now + 1_000 * seconds
+        while self.now < ends:
+            self.work()
+
+    def retry_now(self) -> None:
+        due = tables.parked.c.not_before
+        with self.database.writing() as connection:
+            connection.execute(tables.parked.update().where(due < NEVER).values(not_before=0))
+
+
+@pytest.fixture
+def partition(outbox_url: str) -> Iterator[Database]:
+    """An outbox of one partition."""
+    opened = migrated(outbox_url, partitions=1)
+    yield opened
+    opened.close()
+
+
+@databases.ONE
+@pytest.mark.parametrize("killers", [1, 8])
+def test_events_that_kill_do_not_hold_up_the_others_of_their_partition(partition: Database, killers: int) -> None:
+    clocked = Clocked(partition, lambda one: None if one.key.startswith("bad") else DELIVERED)
+    bad = [event(f"bad{number}") for number in range(killers)]
+    record(partition, [event("first"), *bad, event("last")])
+    clocked.run(120)
+    assert sorted({key for _, key in clocked.got}) == ["first", "last"]
+    waited = []
+    for number in range(20):
+        record(partition, [event(f"live{number}")])
+        recorded = clocked.now
+        clocked.run(15)
+        waited += [at - recorded for at, key in clocked.got if key == f"live{number}"]
+    assert len(waited) == 20
+    assert max(waited) < 2 * LEASE, "one that has begun with an event that kills is waited for"
+
+
+@databases.TWO
+def test_a_late_request_of_a_killed_worker_is_put_right_although_its_event_waits(partition: Database) -> None:
+    """Its successor does not find the event due, because its attempt was counted before."""
+    rows: dict[str, str] = {}
+    kills = [True]
+    clocked = Clocked(partition, lambda one: None if kills[0] and one.key == "k" else put(one), Policy.MIRROR)
+    clocked.schedule = RetrySchedule(base=10**9, cap=10**9, max_age=0)
+
+    def put(one: Event) -> Outcome:
+        rows[one.key] = one.id
+        return DELIVERED
+
+    [old] = record(partition, [event("k")])
+    clocked.run(60 * 60)  # until no request of the first workers is left
+    clocked.retry_now()
+    clocked.work()
+    kills[0] = False
+    [new] = record(partition, [event("k")])
+    clocked.run(30)
+    clocked.retry_now()
+    clocked.run(30)
+    assert rows["k"] == new.id
+    rows["k"] = old.id
+    clocked.run(40 * 60)
+    assert rows["k"] == new.id
+
+
+def test_a_replayed_dead_letter_is_sent_again(database: Database) -> None:
+    life = Life(database, of_key("bad"))
+    life.courier.schedule = RetrySchedule(base=60_000, cap=60_000, max_attempts=1, max_age=1_000)
+    record(database, [event("bad")])
+    life.work(LEASES.max_lost + 2)
+    assert life.letters() == {"bad": (1, LOST_WORKER)}
+    life.kills = lambda _: False
+    page = DeadLetters(database).page(DeadLetterFilter(), limit=100)
+    with database.writing() as connection:
+        transitions.replay(connection, registry(database).target(life.courier.target).row_id, [page.dead_letters[0].id])
+    life.work(1)
+    assert [one.key for one in life.scripted.got] == ["bad"]
+    assert life.letters() == {}
+
+
+def test_another_event_tells_whether_a_refused_one_or_the_target_is_to_blame(database: Database) -> None:
+    life = Life(database, lambda _: life.deaths < LEASES.max_lost)
+    record(database, [event("refused" if number == 2 else f"k{number}") for number in range(5)])
+    life.answers = lambda one: Unavailable("503") if one.key == "refused" else DELIVERED
+    life.work(LEASES.max_lost + 1)
+    assert {one.key for one in life.scripted.got} == {"k0", "k1", "k3", "k4"}
+    assert {row.attempts for row in parked_rows(database)} == {0}
+
+
+def test_each_attempt_counts_once_as_failed(database: Database) -> None:
+    life = Life(database, of_key("bad"))
+    record(database, [event("bad"), event("good")])
+    life.work(LEASES.max_lost + ATTEMPTS + 1)
+    with database.reading() as connection:
+        failed = connection.execute(sa.select(sa.func.sum(tables.cursors.c.failed))).scalar_one()
+    assert failed == ATTEMPTS
+
+
+def test_an_abandoned_partition_makes_no_worker_of_others_careful(database: Database) -> None:
+    """It has nothing due, and is free: its killing event waits for its next attempt."""
+    life = Life(database, lambda _: False)
+    row_id = registry(database).target(life.courier.target).row_id
+    leases = Leases(database, 10_000)
+    for _ in range(LEASES.max_lost + 1):
+        assert leases.claim(row_id, [key_hash("images", "bad") % 4], "killed", now_ms()) is not None
+        expire(database)
+    others = [
+        f"k{number}" for number in range(20) if (key_hash("images", f"k{number}") - key_hash("images", "bad")) % 4
+    ]
+    record(database, [event(others[0])])
+    lease = leases.claim_due(row_id, "other", now_ms(), with_free=True)
+    assert lease is not None
+    assert (len(lease.positions), lease.careful) == (3, False)
 
 
 def test_only_leases_that_were_lost_in_a_row_make_a_worker_careful(database: Database) -> None:
