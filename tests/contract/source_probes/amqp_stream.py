@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pika.exceptions import ChannelClosedByBroker
+
 from tests.contract.probes.amqp import QUEUE
 from tests.contract.source_probes import amqp
+from tests.services import until
 
 
 class Stream(amqp.Queue):
@@ -16,6 +22,17 @@ class Stream(amqp.Queue):
         with self.target.channel() as channel:
             channel.queue_delete(QUEUE)
             channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "stream"})
+
+    def send(self, bodies: Sequence[bytes], share: int = 0) -> None:
+        """Send when the stream is there: for half a second after its server it is not, and messages are dropped."""
+        until(self._is_there, 30, what="the stream")
+        super().send(bodies, share)
+
+    def _is_there(self) -> bool:
+        with self.target.channel() as channel, suppress(ChannelClosedByBroker):
+            channel.queue_declare(QUEUE, passive=True)
+            return True
+        return False
 
 
 PROBE = Stream

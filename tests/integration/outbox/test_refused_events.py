@@ -251,13 +251,19 @@ def packets(url: str, size: int | None) -> Iterator[int]:
 
     Yields the size; with None that which the server has without being told.
     """
-    with closing(Database(url)) as asking, asking.writing() as connection:
-        usual = int(connection.exec_driver_sql("SELECT @@GLOBAL.max_allowed_packet").scalar_one())
+    with closing(Database(url)) as asking:
+        with asking.writing() as connection:
+            usual = int(connection.exec_driver_sql("SELECT @@GLOBAL.max_allowed_packet").scalar_one())
+
+        def take(most: int) -> None:
+            with asking.writing() as connection:  # the server ends one that says nothing meanwhile
+                connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {most}")
+
         try:
-            connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {size or usual}")
+            take(size or usual)
             yield size or usual
         finally:
-            connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {usual}")
+            take(usual)
 
 
 @databases.ALL
