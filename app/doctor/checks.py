@@ -29,7 +29,7 @@ from app.outbox.admin.counters import TargetCounters, TargetStatus, audit, read_
 from app.outbox.declared import OPENING_FAILED, StoredTarget
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, near_end, read_processes, read_queues
+from app.outbox.processes import HINDERED, RUNNING, has_spark_worker, is_starting, near_end, read_processes, read_queues
 from app.outbox.registry import Registry
 from app.outbox.schema_version import encoding_problem
 from app.outbox.sources.intake import read_kept
@@ -201,11 +201,14 @@ def _check_drain(service: Service) -> Iterator[Finding]:
         at = upkeep.last_drain(connection)
         now = database_now(connection)
         tasks = {one.name: one for one in read_tasks(connection, now, service_events=False)}
+        starts = at is None and is_starting(read_processes(connection), now)
     task = tasks.get(DRAIN)
     if task is not None and task.has_failed and upkeep.drain_stopped(at, now):
         good = f"last succeeded {format_age(at, now)} ago" if at else "never succeeded"
         failed = f"failed {format_age(task.failed_at, now)} ago: {clause(task.problem)}"
         yield Finding("drain", "problem", f"{good}, and {failed}: {_NOT_DRAINED}", ("process", "ls"))
+    elif starts:
+        yield Finding("drain", "note", "has not run yet: the service has just begun")
     elif at is None:
         text = f"has never run: {_NOT_DRAINED}; start `bucketwire up`, or `bucketwire beat` and a worker"
         yield Finding("drain", "problem", text, ("beat",))

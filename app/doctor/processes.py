@@ -30,6 +30,7 @@ from app.outbox.processes import (
     SILENT,
     Process,
     hindered_workers,
+    is_starting,
     processes_of,
     read_processes,
     serves,
@@ -121,7 +122,8 @@ def check_beat(service: "Service") -> Iterator[Finding]:
     tables_schedule = service.settings.tables_schedule
     with service.database.reading() as connection:
         now = database_now(connection)
-        beats = processes_of(BEAT, read_processes(connection), now)
+        processes = read_processes(connection)
+        beats = processes_of(BEAT, processes, now)
         worked_at, pause = beat_at(beats), last_pause(connection)
         is_over = worked_at is not None and now - worked_at <= HEARTBEATS.silence_ms
         if not is_over:
@@ -129,7 +131,10 @@ def check_beat(service: "Service") -> Iterator[Finding]:
         if pause is not None and is_over and now - pause.ended >= HEARTBEATS.kept_ms:
             pause = None
         lost = None if pause is None else read_missed(connection, pause, tables_schedule)
-    yield from beat_findings(beats, pause, lost, now)
+    if not beats and is_starting(processes, now):
+        yield Finding("beat", "note", "has not recorded a heartbeat yet: the service has just begun")
+    else:
+        yield from beat_findings(beats, pause, lost, now)
 
 
 def beat_findings(beats: Sequence[Process], pause: Pause | None, missed: Missed | None, now: int) -> Iterator[Finding]:

@@ -350,6 +350,12 @@ def has_spark_worker(connection: sa.Connection, now: int) -> bool:
     return any(SPARK in one.serves and one.state(now) in (RUNNING, HINDERED) for one in read_processes(connection))
 
 
+def is_starting(processes: Sequence[Process], now: int) -> bool:
+    """Return whether the service has just begun: what has never worked may be about to, before it counts as silent."""
+    began = [one.started_at for one in processes if one.state(now) in (RUNNING, HINDERED)]
+    return bool(began) and now - min(began) <= HEARTBEATS.silence_ms
+
+
 def silent_workers(processes: Sequence[Process], now: int) -> list[Process]:
     """Return the workers that fell silent within a day, but those that another one has replaced.
 

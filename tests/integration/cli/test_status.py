@@ -27,7 +27,7 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.policies import HEARTBEATS
-from app.outbox.processes import Process, record_process
+from app.outbox.processes import API, Process, record_process
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.schema_version import SchemaState
@@ -178,6 +178,21 @@ def test_a_beat_that_does_not_run_is_a_problem_and_what_it_missed_is_said_for_a_
     with database.writing() as connection:
         connection.execute(tables.workers.delete())
     assert "has never recorded a heartbeat" in grades_of(cli, "beat")[0][1]
+
+
+@pytest.mark.usefixtures("working")
+def test_a_service_that_has_just_begun_has_no_problem_with_what_begins_last(cli: Cli, database: Database) -> None:
+    """Its first user asks for the state a second after it was ready."""
+    with database.writing() as connection:
+        connection.execute(tables.workers.delete())
+        connection.execute(tables.heartbeats.delete())
+    record_process(database, Process("here:1:api", "api@here", VERSION, API, [API]))
+    for subject in ("beat", "drain"):
+        [(grade, text)] = grades_of(cli, subject)
+        assert (grade, text.endswith("yet: the service has just begun")) == ("note", True)
+    with database.writing() as connection:
+        connection.execute(tables.workers.update().values(started_at=now_ms() - HEARTBEATS.silence_ms - 1_000))
+    assert [grades_of(cli, subject)[0][0] for subject in ("beat", "drain")] == ["problem", "problem"]
 
 
 @pytest.fixture
