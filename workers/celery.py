@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -480,6 +481,8 @@ def _end_if_it_hinders_others() -> None:
     delivery_log.warning(
         "every process of the pool waits for a target that takes long; this one ends, so that others are served"
     )
+    with suppress(Exception):  # it is only that an event may count as the reason
+        runtime.current().leases.disown()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -121,6 +121,7 @@ class PartitionWorker:
         self._stop: Callable[[], bool] = lambda: False
         self._limit = RateLimit(store.database, lease.target_id, target.rate, clock) if target.rate else None
         self._turn = _Turn(target.sizer.limit)
+        self._has_lost = False  # events that lost their worker are due
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.summary = LeaseSummary()
 
@@ -194,7 +195,7 @@ class PartitionWorker:
         self._turn = turn = _Turn(sizer.limit if limit is None else limit.take(sizer.size))
         if limit is not None and not careful:  # whichever kind is first may take all tokens
             self._rng.shuffle(kinds)
-        worked = False
+        worked, kept = False, 0
         for deliver in kinds:
             if self._opinion.is_certain or not turn.allowed:  # without tokens the drain offers them again later
                 break
@@ -203,9 +204,12 @@ class PartitionWorker:
             if worked:
                 reader.recheck_parked()
             worked |= deliver(reader)
-        if (not worked or self._stop()) and turn.allowed and not self._opinion.is_certain:
-            reader.recheck_parked()
-            worked |= self._deliver_parked(reader, lost=True)
+            if limit is not None and self._has_lost and not kept:
+                kept = min(1, turn.allowed)  # a token for what comes last: the log takes whatever there is
+                turn.allowed -= kept
+        turn.allowed += kept
+        if turn.had_parked and (not worked or kept or self._stop()):
+            worked |= self._deliver_lost(reader)
         if limit is not None and turn.allowed:
             limit.give_back(turn.allowed)
         self.summary.unavailable = self._opinion.verdict()
@@ -218,13 +222,18 @@ class PartitionWorker:
         began, size, in_doubt = time.monotonic(), self._target.sizer.size, self._opinion.in_doubt
         due = reader.due_objects(self._clock(), retry.MAX_SAMPLED_OBJECTS if in_doubt else size)
         if not due:
+            self._has_lost = False
             return False
         self._turn.had_parked = True
         # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
         size = min(len(due), size)
         objects = self._rng.sample(due, min(size, retry.MAX_OPINIONS)) if in_doubt else due[:size]
-        parked = reader.load_parked(objects, self._target.sizer.size)
-        safe, dangerous = _by_danger(parked)
+        safe, dangerous = _by_danger(reader.load_parked(objects, self._target.sizer.size))
+        if dangerous and not (safe or lost or in_doubt):  # others may be due behind them
+            due = reader.due_objects(self._clock(), retry.MAX_SAMPLED_OBJECTS)
+            objects = self._rng.sample(due, min(size, len(due)))
+            safe, dangerous = _by_danger(reader.load_parked(objects, self._target.sizer.size))
+        self._has_lost = bool(dangerous)
         if lost or self._lease.careful:
             return self._deliver_alone(reader, dangerous if lost else _heads(safe))
         if safe:
@@ -241,25 +250,39 @@ class PartitionWorker:
         """Deliver parked events of different objects one by one; return whether there are any.
 
         An attempt is counted before it is made, so that an event which kills each worker has a last one. It counts also
-        if it could not be settled, because the outbox was away or the lease revoked.
+        if it could not be settled, because the outbox was away or the lease revoked. What is refused while the target
+        is in doubt stays, but for the first: an outage must not look like a refusal of many events.
         """
+        refused = 0  # since the target last gave an answer of its own
         for entry in parked:
             if self._stop() and entry is not parked[0]:
                 break
             if self._opinion.is_certain or not self._turn.allowed:
                 break
-            began, now = time.monotonic(), self._clock()
-            [decision] = decide([entry.logged], self._target.policy, reader)
-            delivery = Delivery(entry.logged, decision, entry)
-            batch = BatchRecord(self._lease.target_id, [delivery], began)
-            if isinstance(decision, Event):
-                if give_up(delivery):
-                    self._settle(batch)
-                    continue
-                if self._target.connect():  # otherwise the event is not to blame
-                    self._begin(delivery, now)
-            self._deliver(reader, batch)
+            delivery = Delivery(entry.logged, entry.logged.event, entry)
+            batch = BatchRecord(self._lease.target_id, [delivery], time.monotonic())
+            if give_up(delivery):
+                self._settle(batch)
+                continue
+            if self._target.connect():  # otherwise the event is not to blame
+                self._begin(delivery, self._clock())
+            [delivery.decision] = decide([entry.logged], self._target.policy, reader)
+            self._deliver(reader, batch, judges=not refused)
+            refused = refused + 1 if self._opinion.in_doubt else 0
+            asks_for_rest = delivery.retry_after is not None or batch.seconds > retry.OPINION_PATIENCE_SECONDS
+            if refused > (1 if asks_for_rest else retry.MAX_OPINIONS):
+                break
         return bool(parked)
+
+    def _deliver_lost(self, reader: PartitionReader) -> bool:
+        """Deliver what was being sent when a worker was lost; return whether there is any.
+
+        A probe that was answered ends first, so that the circuit breaker is closed whatever becomes of this worker.
+        """
+        if not self._turn.allowed or self._opinion.is_certain or (self._lease.probing and self._opinion.answered):
+            return False
+        reader.recheck_parked()
+        return self._deliver_parked(reader, lost=True)
 
     def _begin(self, delivery: Delivery, now: int) -> None:
         """Count an attempt that is made next, and have its object followed if nobody learns what becomes of it."""
@@ -350,8 +373,11 @@ class PartitionWorker:
         self._deliver(reader, record)
         return record
 
-    def _deliver(self, reader: PartitionReader, batch: BatchRecord) -> None:
-        """Send what is to be sent, decide what becomes of each event, write that, and show it to the observers."""
+    def _deliver(self, reader: PartitionReader, batch: BatchRecord, *, judges: bool = True) -> None:
+        """Send what is to be sent, decide what becomes of each event, write that, and show it to the observers.
+
+        With `judges` a refused event that may be to blame itself is parked for a moment.
+        """
         sent = [delivery for delivery in batch.deliveries if isinstance(delivery.decision, Event)]
         if self._limit is not None:  # the rest stays where it is
             sent = sent[: self._turn.allowed]
@@ -366,7 +392,7 @@ class PartitionWorker:
             self._target.sizer.took(len(batch.deliveries), batch.seconds)
             # Later than the previous batch by 2 ms, so that a time in between exists.
             self._moment = max(self._clock(), self._moment + 2)
-        if suspects := self._opinion.suspects():
+        if judges and (suspects := self._opinion.suspects()):
             self._opinion.judge(reader.refusals(self._moment, suspects), self._moment)
         is_delivered = any(isinstance(delivery.outcome, Delivered) for delivery in sent)
         self._settle(batch, self._moment - self._opinion.in_doubt if is_delivered else 0)

@@ -326,7 +326,7 @@ def begin_attempt(delivery: Delivery, schedule: RetrySchedule, now: int, rng: Ra
 def give_up(delivery: Delivery) -> bool:
     """Have a parked event become a dead letter if its last attempt has lost its worker; return whether it has."""
     parked = delivery.parked
-    if parked is None or not _ends_with(parked, _LOST_LAST):
+    if parked is None or not parked.attempts or not _ends_with(parked, _LOST_LAST):  # no attempts: it was replayed
         return False
     history = orjson.dumps(orjson.loads(parked.history)[:-1]).decode()
     delivery.parked = replace(parked, attempts=parked.attempts - 1, history=history)

@@ -17,7 +17,9 @@ from app.outbox.admin.replays import Replays, Selection
 from app.outbox.admin.undelivered import DeadLetters
 from app.outbox.column_values import NEVER
 from app.outbox.delivery import transitions
-from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.leases import Lease, Leases, new_token
+from app.outbox.delivery.logged_events import LoggedEvent
+from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
@@ -27,7 +29,8 @@ from tests.support import databases
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, parked_rows
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
-from workers.delivery.namespace_policy import Policy
+from workers.delivery import partition_worker
+from workers.delivery.namespace_policy import Decision, Policy, decide
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.delivery.partition_worker import LeaseSummary, PartitionWorker
 from workers.delivery.pooled_target import BatchSizer, PooledTarget
@@ -235,6 +238,7 @@ class Clocked:
     policy: Policy = Policy.LOG
     schedule: RetrySchedule = field(default_factory=RetrySchedule)
     now: int = field(default_factory=now_ms)
+    rate: int = 0
     got: list[tuple[int, str]] = field(default_factory=list)  # when, and the key
 
     def __post_init__(self) -> None:
@@ -256,15 +260,19 @@ class Clocked:
         if lease is None:
             self.now += 500
             return None
-        target = PooledTarget("x", ScriptedTarget(self._send), self.policy, self.schedule, 1000, BatchSizer(500))
         ends = self.now + 5_000
-        worker = PartitionWorker(self.store, target, lease, lambda: self.now)
         with suppress(Killed):
-            summary = worker.work_off(lambda: self.now > ends)
+            summary = self.holder(lease).work_off(lambda: self.now > ends)
             self.leases.release(lease)
             self.now += 10
             return summary
         return None
+
+    def holder(self, lease: Lease) -> PartitionWorker:
+        """The worker that has a lease."""
+        scripted, sizer = ScriptedTarget(self._send), BatchSizer(500)
+        target = PooledTarget("x", scripted, self.policy, self.schedule, 1000, sizer, rate=self.rate)
+        return PartitionWorker(self.store, target, lease, lambda: self.now)
 
     def run(self, seconds: int) -> None:
         """Have workers follow each other for so long."""
@@ -353,6 +361,131 @@ def test_another_event_tells_whether_a_refused_one_or_the_target_is_to_blame(dat
     life.work(LEASES.max_lost + 1)
     assert {one.key for one in life.scripted.got} == {"k0", "k1", "k3", "k4"}
     assert {row.attempts for row in parked_rows(database)} == {0}
+
+
+def test_an_outage_of_the_target_after_kills_costs_no_attempt_later(database: Database) -> None:
+    """A refused event is a suspect, whose next refusal after a delivery counts: there may be one of a partition."""
+    life = Life(database, lambda _: life.deaths < LEASES.max_lost)
+    record(database, [event(f"k{number}") for number in range(40)])
+    life.answers = lambda _: Unavailable("503", retry_after=60)
+    life.work(LEASES.max_lost + 1)
+    with database.reading() as connection:
+        refused = connection.execute(sa.select(tables.parked.c.partition).where(tables.parked.c.refused_at > 0))
+        assert len(list(refused)) == 1
+
+
+def test_an_event_that_was_given_up_at_its_last_attempt_is_sent_when_it_is_replayed(database: Database) -> None:
+    life = Life(database, of_key("bad"))
+    life.courier.schedule = RetrySchedule(base=0, cap=0, max_attempts=1)
+    record(database, [event("bad")])
+    with pytest.raises(AssertionError, match="were killed"):
+        life.work(LEASES.max_lost + 1)
+    row_id = registry(database).target(life.courier.target).row_id
+    [row] = parked_rows(database)
+    with database.writing() as connection:
+        assert transitions.give_up(connection, row_id, [(row.partition, row.seq)]) == 1
+    expire(database)
+    life.kills = lambda _: False
+    page = DeadLetters(database).page(DeadLetterFilter(), limit=100)
+    with database.writing() as connection:
+        transitions.replay(connection, row_id, [page.dead_letters[0].id])
+    life.work(1)
+    assert [one.key for one in life.scripted.got] == ["bad"]
+
+
+def test_an_event_that_kills_before_it_is_sent_becomes_a_dead_letter_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is decided what a mirror would write, say: that reads its record."""
+    life = Life(database, lambda _: False)
+    life.courier.schedule = RetrySchedule(base=600_000, cap=600_000, max_attempts=1)
+
+    def choose(events: Sequence[LoggedEvent], policy: Policy, known: PartitionReader) -> Sequence[Decision]:
+        if len(events) == 1 and events[0].event.key == "bad":
+            raise Killed
+        return decide(events, policy, known)
+
+    monkeypatch.setattr(partition_worker, "decide", choose)
+    record(database, [event("a"), event("bad"), event("b")])
+    expire_and_claim(database, life, LEASES.max_lost)
+    life.work(3)
+    assert {one.key for one in life.scripted.got} == {"a", "b"}
+    assert life.letters() == {"bad": (1, LOST_WORKER)}
+
+
+def expire_and_claim(database: Database, life: Life, times: int) -> None:
+    """Have workers lose their leases so many times before they do anything."""
+    for _ in range(times):
+        claim(database, registry(database).target(life.courier.target).row_id)
+        expire(database)
+
+
+def test_a_probe_that_was_answered_ends_before_an_event_that_may_kill_is_sent(partition: Database) -> None:
+    """Or the circuit breaker would stay open until the lease of the killed worker has run out."""
+    clocked = Clocked(partition, lambda one: None if one.key == "bad" else DELIVERED)
+    record(partition, [event("bad")])
+    for _ in range(LEASES.max_lost + 1):
+        clocked.work()
+        clocked.now += LEASE
+    record(partition, [event("good")])
+    clocked.retry_now()
+    lease = clocked.leases.claim(clocked.row_id, [0], "probe", clocked.now)
+    assert lease is not None
+    lease.careful, lease.probing = False, True
+    assert clocked.holder(lease).work_off(lambda: False).answered
+    assert [key for _, key in clocked.got] == ["good"]
+
+
+@databases.ONE
+def test_a_retried_event_behind_many_that_kill_is_sent(partition: Database) -> None:
+    failed: set[str] = set()
+
+    def script(one: Event) -> Outcome | None:
+        if one.key.startswith("bad"):
+            return None
+        if one.key == "healthy" and one.key not in failed:
+            failed.add(one.key)
+            return Failed("once")
+        return DELIVERED
+
+    clocked = Clocked(partition, script)
+    record(partition, [event(f"bad{number}") for number in range(40)])
+    clocked.run(300)
+    clocked.retry_now()
+    record(partition, [event("healthy")])
+    began = clocked.now
+    clocked.run(30)
+    clocked.retry_now()
+    clocked.run(30)
+    assert [at - began < 12 * LEASE for at, key in clocked.got if key == "healthy"] == [True]
+
+
+@databases.ONE
+def test_a_backlog_that_uses_up_a_rate_limit_does_not_put_off_such_an_event_for_ever(partition: Database) -> None:
+    clocked = Clocked(partition, lambda one: None if one.key == "bad" else DELIVERED, rate=5)
+    clocked.schedule = RetrySchedule(base=0, cap=0, max_attempts=ATTEMPTS)
+    record(partition, [event("bad")])
+    record(partition, [event(f"k{number}") for number in range(2_000)])
+    clocked.run(120)
+    assert 0 < len(clocked.got) < 1_000
+    page = DeadLetters(partition).page(DeadLetterFilter(), limit=100)
+    assert [letter.key for letter in page.dead_letters] == ["bad"]
+
+
+def test_a_process_that_ends_for_the_sake_of_others_makes_nobody_careful(database: Database) -> None:
+    life = Life(database, lambda _: False)
+    row_id = registry(database).target(life.courier.target).row_id
+    leases = Leases(database, 10_000)
+    for _ in range(LEASES.max_lost + 1):
+        lease = leases.claim(row_id, range(4), new_token(), now_ms())
+        assert lease is not None
+        leases.disown()
+        expire(database)
+    lease = leases.claim(row_id, range(4), "other", now_ms())
+    assert lease is not None
+    assert not lease.careful
+    leases.disown()
+    assert leases.renew(lease, now_ms()), "it is another process's"
 
 
 def test_each_attempt_counts_once_as_failed(database: Database) -> None:
