@@ -21,6 +21,7 @@ from tests.support.outbox_operations import (
     World,
     append,
     begin_replay,
+    bring_back_times,
     build,
     deliver,
     pairs,
@@ -107,10 +108,12 @@ def test_two_operations_of_which_one_interrupts_the_other_keep_every_promise(
 def test_two_operations_in_every_order_of_their_statements_keep_every_promise(
     database: Database, workers: Sequence[Worker], first: Operation
 ) -> None:
+    """One that writes each row by itself has too many orders: it and the other are interrupted once, at each place."""
+    orders: Orders = Explorer.interrupted_once if first is bring_back_times else Explorer.every_order
     world = build(database)
     for one, second in PAIRS:
         if one is first:
-            assert next(broken(workers, world, first, second, Explorer.every_order), "") == ""
+            assert next(broken(workers, world, first, second, orders), "") == ""
 
 
 @pytest.mark.parametrize("outbox_url", ["postgresql"], indirect=True)
