@@ -3,6 +3,8 @@
 import copy
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -297,3 +299,30 @@ def test_a_target_whose_process_was_stopped_gets_the_last_one() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+ENDS = """
+from types import SimpleNamespace
+from workers import celery
+
+done = []
+
+def disown():
+    done.append("revokes its leases")
+    raise OSError("the outbox is away")
+
+celery.processes.hinders_others = lambda: True
+celery.runtime.current = lambda: SimpleNamespace(leases=SimpleNamespace(disown=disown))
+celery.os.kill = lambda *_: done.append("ends")
+celery._end_if_it_hinders_others()
+print(*done, sep=", ")
+"""
+
+
+def test_a_process_that_ends_for_the_sake_of_others_revokes_its_leases_before(tmp_path: Path) -> None:
+    """In a process of its own, because the module reads the settings."""
+    environ = os.environ | {"BUCKETWIRE_DATA_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], env=environ, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "revokes its leases, ends"
