@@ -295,7 +295,7 @@ class PartitionWorker:
 
     def _deliver_log(self, reader: PartitionReader) -> bool:
         began, turn = time.monotonic(), self._turn
-        batch = reader.load(self._most)
+        batch = reader.load(self._read_limit)
         turn.events, turn.partitions = len(batch.events), {event.partition for event in batch.events}
         turn.at_end = batch.at_end
         if not batch.scanned:
@@ -307,8 +307,8 @@ class PartitionWorker:
         return True
 
     @property
-    def _most(self) -> int:
-        """How many events of the log to read at once."""
+    def _read_limit(self) -> int:
+        """How many events of the log are read at once."""
         size = self._target.sizer.size
         return min(size, retry.MAX_CAREFUL_EVENTS) if self._lease.careful else size
 
@@ -330,7 +330,7 @@ class PartitionWorker:
             replay.until = max(replay.until, self._lease.positions[replay.partition])
             try:
                 began = time.monotonic()
-                batch = reader.load_replay(replay, self._most)
+                batch = reader.load_replay(replay, self._read_limit)
                 self._deliver_batch(reader, batch, began, replay)
             except (LeaseLost, LeaseExpired):
                 raise

@@ -33,8 +33,10 @@ QUICK_BATCH_SECONDS = 0.05  # a target whose last batch took less is worth waiti
 MAX_BEHIND_SECONDS = 0.05  # for which a worker does not reach the end of the log before it lets others share the work
 CHECK_SECONDS = 0.5  # how often a worker with a backlog checks that the target is unchanged
 
-# When a refusal is believed to be one of the whole target.
+# After workers that were lost.
 MAX_CAREFUL_EVENTS = 100  # of the log that are parked together, so that each is sent alone
+
+# When a refusal is believed to be one of the whole target.
 MAX_OPINIONS = 5  # second opinions per batch that may be refused
 OPINION_PATIENCE_SECONDS = 1.0  # after that, one refused second opinion is enough
 MAX_SAMPLED_OBJECTS = 1_000  # due objects to sample from while the target is in doubt
